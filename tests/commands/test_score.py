@@ -75,7 +75,7 @@ def test_rewards_of_ones_own_see_the_columns_that_training_gives_them(score, tmp
     lines = [line | {"level": level, "id": name} for level, name in ((3, "a"), (4, "b"))]
     status, out, said = score(*lines, options=("--task", "gsm8k", f"reward.custom={tmp_path}/mine.py:hard"))
     assert status == 0, said
-    assert [(one["hard"], one["reward"]) for one in out] == [(3.0, 4.0), (4.0, 5.0)]
+    assert [(one["hard"], one["reward"]) for one in out] == [(3.0, 3.0), (4.0, 4.0)]  # nothing else is paid
 
 
 def test_samples_of_a_run_have_the_columns_of_its_records(score, tmp_path):

@@ -70,6 +70,21 @@ def test_what_a_run_says_of_dead_groups_stays(tmp_path, name):
     assert resolve(stored, None, ["reward.weights={correct: 0, format: 2}"]).rollout.dead_by == "reward"
 
 
+def test_a_file_with_functions_keeps_its_own_weights(tmp_path):
+    paid, named = "weights: {correct: 1.0}", "reward.custom=/copied/mine.py:score"
+    for name, functions in (
+        ("both.yaml", "custom: a.py:f, "),
+        ("config.yaml", "custom: a.py:f, "),
+        ("without.yaml", ""),
+    ):
+        (tmp_path / name).write_text(f"reward: {{{functions}{paid}}}\nrollout: {{dead_by: correct}}")
+        weights = {"correct": 1.0} if functions else {}
+        for files in ((str(tmp_path / name), None), ("nano", str(tmp_path / name))):
+            config = resolve(*files, [named])
+            assert (config.reward.weights, config.reward.custom) == (weights, ("/copied/mine.py:score",))
+            assert config.rollout.dead_by == ("correct" if weights else "reward")
+
+
 # Two steps of a recipe with the embedded model need less of everything that a write-up says about size.
 SMALL = ["model.name=nano", "task.name=nano", "prompt.style=auto", "eval.problems=8", "run.steps=2", "run.threads=1"]
 SMALL += ["rollout.problems=8", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.merge=false"]

@@ -42,7 +42,7 @@ def test_the_studies_behind_the_published_numbers_can_be_read(path, monkeypatch)
 
 def test_the_control_of_the_format_pays_for_nothing_else(tmp_path):
     judge = "{reward.judge: {url: 'http://here:1', model: one}, reward.weights: {judge: 1.0, correct: 1.0}}"
-    custom = f"{{reward.custom: ['{ROOT / 'examples/minimal.py'}:main']}}"
+    custom = f"{{reward.custom: ['{ROOT / 'examples/minimal.py'}:main'], reward.weights: {{correct: 1}}}}"
     of_all = "preset: 8gb\nsettings: {reward.weights: {correct: 1.0}}"
     (tmp_path / "mine.yaml").write_text(
         f"reward:\n  judge: {{url: 'http://here:1', model: one}}\n  custom: ['{ROOT / 'examples/minimal.py'}:main']\n"

@@ -111,7 +111,7 @@ def test_async_functions(mine, score):
 def test_none_leaves_a_sample_out_of_its_group(mine):
     scorer = mine("def score(completions, **columns): return [None if c == 'skip' else 1 for c in completions]")
     group = scorer.score(PROMPT, [answer("skip"), answer("#### 12"), answer("no")])
-    assert group.rewards_G == (None, 2.0, 1.0)
+    assert group.rewards_G == (None, 1.0, 1.0)
 
 
 def test_a_weight_and_several_functions(tmp_path):

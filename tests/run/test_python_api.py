@@ -117,7 +117,7 @@ def test_it_comes_to_the_same_as_the_command(scripted, tmp_path):
     given = scripted[0] / "first/given"
     (tmp_path / "rewards.py").write_text(SCORE)
     data = [f"task.path={given}/train.jsonl", f"task.test_path={given}/test.jsonl", "task.name=records"]
-    settings = [*FEW, *data, "reward.custom=rewards.py:score", "reward.weights={}", "run.dir=it"]
+    settings = [*FEW, *data, "reward.custom=rewards.py:score", "run.dir=it"]
     train_by_command(tmp_path, "--preset", "nano", *settings)
     first, command = scripted[0] / "first", tmp_path / "it"
     assert learned(first) == learned(command)
@@ -192,6 +192,20 @@ def test_a_run_that_is_interrupted_says_how_the_command_continues(tmp_path, monk
 def test_data_without_answers_go_with_the_preset_of_a_card(tmp_path):
     config = python_api._with_rows(resolve("8gb"), tmp_path, [len], [{"question": "a"}], None)
     assert (config.task.name, config.task.answer, config.rollout.dead_by) == ("records", "none", "reward")
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights", "dead_by"),
+    [
+        ([], {"len": 1.0}, "reward"),
+        (["rollout.dead_by=correct"], {"len": 1.0}, "correct"),
+        (["reward.weights={correct: 1}"], {"correct": 1.0, "len": 1.0}, "correct"),
+    ],
+)
+def test_a_function_is_the_whole_reward_unless_weights_are_named(tmp_path, settings, weights, dead_by):
+    for config in (resolve("8gb", None, settings), resolve("8gb", "dapo", settings)):
+        changed = python_api._with_functions(config, tmp_path, [len])
+        assert (changed.reward.all_weights, changed.rollout.dead_by) == (weights, dead_by)
 
 
 def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):

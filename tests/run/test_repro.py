@@ -18,7 +18,7 @@ from trainer.run_folder import create
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=3", "run.save_every=2"]
 FEW += ["task.name=records", "task.path=data.jsonl", "eval.problems=0", "run.merge=false", "rollout.dead_groups=keep"]
-FEW += ["run.threads=1", "reward.custom=score.py:score", "reward.weights={}"]  # its rewards differ within most groups
+FEW += ["run.threads=1", "reward.custom=score.py:score"]  # its rewards differ within most groups
 SCORE = "def score(completions, **columns):\n    return [float(len(text) % 5) for text in completions]\n"
 
 

@@ -2,7 +2,8 @@
 
     preset (presets/8gb.yaml) -> recipe (presets/recipes/*.yaml) -> key=value on the command line
 
-A later layer wins. The result is validated and frozen.
+A later layer wins, but weights of rewards give way to a function of the user (`_leave_out_rewards`). The result is
+validated and frozen.
 """
 
 import json
@@ -11,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import reduce
+from itertools import compress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         raise ConfigError("overrides", f"{_shown(repr(overrides))} is no list of texts", "Write ['run.steps=100']")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in texts]
     layers = _overridden(files, overrides)
+    others = _leave_out_rewards(layers)
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
     merged = _merged(layers, any(map(_names_task, overrides)), folder)
     typed = dict(text.partition("=")[::2] for text in overrides)
@@ -57,6 +60,8 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
+    for section, key in others:  # so that `train(config, reward=function)` leaves them out, too
+        getattr(config, section).model_fields_set.discard(key)
     # the settings that the command names, if others may be somebody else's
     above = flat(reduce(_merge, layers[1:], {})) if folder and not disk.is_made_here(folder) else {}
     stored = code_and_servers(config, [key for key in OF_OTHERS if above and above[key] is None])
@@ -90,6 +95,20 @@ def _overridden(files: Sequence[dict[str, Any]], overrides: Sequence[str]) -> li
             layers[-1].get("task", {}).pop("name", None)
         layers[-1] = _merge(layers[-1], given)
     return layers
+
+
+def _leave_out_rewards(layers: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Remove what other files say of rewards if the user names functions and no weights. Return the settings of rewards
+    that the user has not chosen, on the command line or in a file that names functions."""
+    has_function = [bool(layer.get("reward", {}).get("custom")) for layer in layers]
+    own = [*compress(layers, has_function), layers[-1]]
+    of_rewards = (("reward", "weights"), ("rollout", "dead_by"))
+    others = [(section, key) for section, key in of_rewards if not any(key in one.get(section, {}) for one in own)]
+    if any(has_function) and ("reward", "weights") in others:
+        for layer in layers:
+            for section, key in others:
+                layer.get(section, {}).pop(key, None)
+    return others
 
 
 def _names_task(override: str) -> bool:

@@ -22,7 +22,7 @@ from trainer.config.nearest_name import did_you_mean
 from trainer.config.read_yaml import BadYaml, read_yaml, written
 from trainer.config.resolve import full_names, resolve
 from trainer.config.sections.base import RUNS, Section
-from trainer.config.sections.reward import function_name
+from trainer.config.sections.reward import Reward, function_name
 from trainer.config.settings import Config
 from trainer.errors import ConfigError
 
@@ -123,7 +123,7 @@ class Study:
             # without those of a judge and of functions that this control does not call; others become 0
             paid = self.config(StudyRun(self.first, 0, self._overrides(arms[self.first]))).reward
             own = {"judge", *map(function_name, paid.custom)}
-            named = paid.weights if "weights" in paid.model_fields_set else {}
+            named = paid.weights if paid.weights != Reward().weights else {}
             weights = {name: 0.0 for name in named if name not in own} | {"format": 1.0}
             alone = {key: value for key, value in controls[FORMAT].items() if not key.startswith("reward.weights.")}
             controls[FORMAT] = alone | {"reward.weights": weights}

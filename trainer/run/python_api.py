@@ -50,7 +50,7 @@ def train(
     Args:
         config: The settings, from `Config` or `resolve`; by default the embedded model.
         reward: A function with TRL's signature, or several, perhaps with weights, as `{score: 0.5}`. Their sum is the
-            reward, and `config.reward.weights` is added if it was set.
+            reward; `reward.weights` is added if you set it yourself, and that of a preset is not.
         data: The training problems, as a list of dictionaries or a `datasets.Dataset`.
         test: The held-out problems; by default a share of `data`.
 
@@ -112,9 +112,12 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward], w
         user_code.given[settings[-1]] = function
     if not settings:
         return config
-    known = config.reward.weights if "weights" in config.reward.model_fields_set else {}
+    is_chosen = "weights" in config.reward.model_fields_set  # by the user: see resolve()
+    known = config.reward.weights if is_chosen else {}
     known = {**known, **dict(zip(map(function_name, settings), weights))}
-    changes = {"reward.custom": (*config.reward.custom, *settings), "reward.weights": known}
+    changes: dict[str, Any] = {"reward.custom": (*config.reward.custom, *settings), "reward.weights": known}
+    if not is_chosen and "dead_by" not in config.rollout.model_fields_set:
+        changes["rollout.dead_by"] = "reward"
     changed = validated(config.changed(changes).model_dump(warnings=False))
     for function, setting in zip(functions, settings):
         path = Path(setting.rpartition(":")[0])

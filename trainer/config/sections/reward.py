@@ -87,8 +87,8 @@ class Reward(Section):
     custom: Annotated[tuple[str, ...], one_or_many] = ()
     """Your own reward functions with TRL's signature: `my_rewards.py:score`, or a list; see docs/rewards.md."""
     weights: dict[str, Annotated[float, WithJsonSchema(NULL_OR_NUMBER)]] = Field({"correct": 1.0})
-    """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. A custom function has weight
-    1.0 by default."""
+    """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. With
+    `reward.custom` alone, each function has weight 1.0 and nothing else is paid."""
     gate: bool = True
     """Keep rewards beside `correct` and `code` from outvoting these; see docs/rewards.md. `false` divides the whole
     reward by the deviation of a group, as the papers do."""
@@ -118,6 +118,13 @@ class Reward(Section):
     """Programs that are run against tests; they need a weight, reward.weights.code; see docs/sandbox.md."""
     judge: Judge = Judge()
     """A language model that grades answers; it needs a weight, reward.weights.judge."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _functions_alone(cls, values: Any) -> Any:
+        """Leave out the default weights beside custom functions."""
+        is_alone = isinstance(values, dict) and values.get("custom") and "weights" not in values
+        return {**values, "weights": {}} if is_alone else values
 
     @field_validator("length_band")
     @classmethod
