@@ -25,7 +25,7 @@ def main() -> None:
     slurm.adopt_ranks()
     request = parse_command_line(sys.argv[1:])
     if request.dry_run:
-        print(request.config.to_yaml(), end="")
+        print(request.resolved, end="")
         return
     with slurm.reporting_failure():
         data = checked_and_read(request.config)

@@ -147,7 +147,7 @@ def test_what_is_proposed_next_is_python(scripted):
         if line.startswith("  train("):
             exec(line.strip(), {"resolve": resolve, "train": settings.append})  # noqa: S102
     few = [f"task.{key}=first/given/{name}.jsonl" for key, name in (("path", "train"), ("test_path", "test"))]
-    few += ["reward.weights={}", "task.name=records"]
+    few += ["task.name=records"]
     first, _second = settings
     assert first == resolve("8gb", None, [*few, "reward.custom=first/given/score.py:score"])
 

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     request = parse_command_line(arguments)
     ds_config.read(request.config.engine.ds_config)  # which may not exist
     if request.dry_run:
-        print(request.config.to_yaml(), end="")
+        print(request.resolved, end="")
         return
     say = partial(print, file=sys.stderr if request.json else sys.stdout, flush=True)
     say(f"octet: {request.reason or f'preset {request.preset}'}")

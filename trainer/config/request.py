@@ -30,6 +30,11 @@ class Request:
     accepts_changes: bool = False  # resume although the user's code has changed
     is_python: bool = False  # train() was called, instead of a command
 
+    @property
+    def resolved(self) -> str:
+        """Return the settings as YAML, with a comment that says what is paid."""
+        return f"# {self.config.paid}\n{self.config.to_yaml()}"
+
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
     followers = [*arguments[1:], ""]

@@ -157,6 +157,18 @@ class Config(Section):
         return {name: weight for name, weight in weights.items() if weight and name not in RIGHT}
 
     @property
+    def paid(self) -> str:
+        """Return what an answer is paid for, such as `reward: 1.0 correct + 0.1 format`."""
+        weights = {name: weight for name, weight in self.reward.all_weights.items() if weight}
+        if self.task.answer == "none":
+            weights.pop("correct", None)
+        paid = " + ".join(f"{weight} {name}" for name, weight in weights.items()).replace("+ -", "- ")
+        if self.pay_of_right or self.task.answer == "none":
+            return f"reward: {paid}"
+        both = ", ".join(f"{name}: {weight:g}" for name, weight in {"correct": 1.0, **weights}.items())
+        return f"reward: {paid}; right answers are not paid (reward.weights='{{{both}}}' would pay them, too)"
+
+    @property
     def gates_shaping(self) -> bool:
         """Return True if shaping is excluded from the division by a deviation."""
         return self.reward.gate and bool(self.shaping) and self.algorithm.advantage in ("grpo", "batch_std")

@@ -40,6 +40,8 @@ def own_files(settings: Mapping[str, Any]) -> list[str]:
 def written(changes: Sequence[Change]) -> list[str]:
     """Return settings as they are written on a command line, a list of one function without brackets."""
     values = {one.key: one.now[0] if one.key == "reward.custom" and len(one.now) == 1 else one.now for one in changes}
+    if not values.get("reward.weights", True):  # none beside functions, as reward.custom alone says
+        del values["reward.weights"]
     return [f"{key}={yaml_of(value)}" for key, value in values.items()]
 
 

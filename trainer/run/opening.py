@@ -12,13 +12,12 @@ from trainer.reward.judge import Judge
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import Run
 from trainer.run_folder import changed_settings
-from trainer.watch.measure import measure_of
 
 SHOWN = 90  # characters of the first prompt that are shown
 
 
 def introduce(run: Run, request: Request) -> None:
-    """Print what is trained on what, after which step it continues, and what answers earn."""
+    """Print what is trained on what, after which step it continues, and what is paid."""
     config, log, rollout = request.config, run.log, request.config.rollout
     resumed = f", continuing after step {log.first_step}" if log.first_step else ""
     if log.first_step >= log.total_steps:
@@ -44,6 +43,8 @@ def introduce(run: Run, request: Request) -> None:
     )
     if time := hours.at_start(config, log.first_step, log.total_steps, distributed.world_size()):
         log.screen.say(f"octet: {time}")
+    if not config.is_warmup:
+        log.screen.say(config.paid)
     if not log.first_step:
         log.screen.say(_example(run))
 
@@ -55,7 +56,7 @@ def _example(run: Run) -> str:
     ending = f"a prompt ends with {prompt.text[-SHOWN:]!r}"
     if rollouts.config.task.agent:
         ending = "the agent writes its own prompts"
-    if measure_of(rollouts.config).is_reward or not prompt.problem.gold:
+    if not prompt.problem.gold:
         return ending
     judges = [grader for grader in rollouts.scorer.graders if isinstance(grader, Judge)]
     others = [grader for grader in rollouts.scorer.graders if grader not in judges]
