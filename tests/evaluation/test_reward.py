@@ -172,9 +172,15 @@ def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_l
 
 @pytest.mark.parametrize(
     ("answer", "weights", "measure"),
-    [("none", {"brief": 1}, REWARD), ("none", {"code": 1}, STRICT), (None, {"brief": 1}, STRICT)],
+    [
+        ("none", {"brief": 1, "correct": 1}, REWARD),
+        ("none", {"code": 1}, STRICT),
+        (None, {"brief": 1, "correct": 0}, REWARD),
+        (None, {"judge": 1}, REWARD),
+        (None, {"brief": 1, "correct": 0.1}, STRICT),
+    ],
 )
-def test_tests_and_gold_answers_keep_the_accuracy(answer, weights, measure):
+def test_what_is_paid_is_measured(answer, weights, measure):
     assert chosen(answer, weights, "strict") is measure
     assert chosen(answer, weights, "lenient") is (LENIENT if measure is STRICT else REWARD)
 

@@ -155,9 +155,10 @@ def test_a_healthy_run_is_left_alone(history):
 WARMUP = run("warmup.only=true", "warmup.steps=20", steps=1)
 LARGE = {**WARMUP.records[0], "update_size": 0.8, "lr": WARMUP.config.algorithm.lr}
 OTHER_LIMITS = "rollout.max_new_tokens=256 or another limit, such as rollout.turns.most=3"
+CORRECT = "reward.weights={correct: 1}"
 NAMED = [  # a function counts without a weight
     (run("reward.custom=a.py:z", **{"reward/z": 0.0}), "constant reward", "reward.weights.z pays 0"),
-    (run("reward.custom=a.py:z", **{"reward/z": rising(3, 5)}), "a part dominates", "reward.weights.z pays"),
+    (run("reward.custom=a.py:z", CORRECT, **{"reward/z": rising(3, 5)}), "a part dominates", "reward.weights.z pays"),
     (run("rollout.turns.most=3", truncated=0.6, turns=3.0), "cut off", OTHER_LIMITS),
     (run(*JUDGED, length=rising(100, 400), **OF_100), "answers grow", "earn hardly more"),
     (History(WARMUP.config, [LARGE]), "learning rate too large", "warmup.lr"),

@@ -160,7 +160,8 @@ def describe(evaluation: Evaluation) -> str:
         value, *interval = evaluation.result
         graded = len(evaluation.values(measure))
         of_some = "" if graded == len(evaluation.outcomes) else f"{graded} graded of "
-        return f"mean reward {measure.text(value, interval)} on {of_some}{evaluation.asked}{loss}"
+        right = f", {percent(evaluation.strict.value, evaluation.strict[1:])} correct" * evaluation.has_accuracy
+        return f"mean reward {measure.text(value, interval)} on {of_some}{evaluation.asked}{right}{loss}"
     strict, count = percent(evaluation.strict.value, evaluation.strict[1:]), f"of {evaluation.asked} correct"
     if measure == STRICT:
         return f"{strict} {count}{loss}"
@@ -174,8 +175,9 @@ def metrics_of(evaluation: Evaluation) -> dict[str, float]:
     metrics: dict[str, float] = {"eval/left_out": left_out} if left_out else {}
     metrics |= {} if evaluation.loss is None else {"eval/loss": evaluation.loss}
     value, low, high = evaluation.result
-    accuracies = {"eval/accuracy": value, "eval/lenient": evaluation.lenient.value}
-    metrics |= {"eval/reward": value} if evaluation.measure.is_reward else accuracies
+    metrics |= {"eval/reward": value} if evaluation.measure.is_reward else {}
+    if evaluation.has_accuracy:
+        metrics |= {"eval/accuracy": evaluation.accuracy, "eval/lenient": evaluation.lenient.value}
     metrics |= {"eval/low": low, "eval/high": high, "eval/problems": len(evaluation.outcomes)}
     return metrics | {f"eval/part/{name}": share.value for name, share in evaluation.parts.items()}
 

@@ -46,10 +46,12 @@ class Outcome:
     def record(self, measure: Measure) -> dict[str, Any]:
         asked = {"problem": self.problem_id, "question": self.question, "gold": self.gold}
         score, answer = self.score, self.completion
-        scored: dict[str, Any] = {"category": self.category, "strict": score.strict, "lenient": score.lenient}
-        scored |= {"correct_strict": score.correct_strict, "correct_lenient": score.correct_lenient}
+        scored: dict[str, Any] = {}
+        if self.gold or not measure.is_reward:
+            scored = {"category": self.category, "strict": score.strict, "lenient": score.lenient}
+            scored |= {"correct_strict": score.correct_strict, "correct_lenient": score.correct_lenient}
         if measure.is_reward:
-            scored = {"reward": score.reward, **{f"reward/{name}": part for name, part in score.components.items()}}
+            scored |= {"reward": score.reward, **{f"reward/{name}": part for name, part in score.components.items()}}
         size = {"truncated": answer.truncated, "tokens": answer.length}
         return {**asked, "completion": answer.text, **scored, **size, **answer.transcript}
 
@@ -115,6 +117,11 @@ class Evaluation:
         return f"{len(self.outcomes)} held-out problems{others}"
 
     @property
+    def has_accuracy(self) -> bool:
+        """Return True if right answers are known: they are paid, or the problems have gold answers."""
+        return not self.measure.is_reward or any(outcome.gold for outcome in self.outcomes)
+
+    @property
     def accuracy(self) -> float:
         return self.strict.value
 
@@ -151,8 +158,9 @@ class Evaluation:
         (value, *interval), measure = self.result, self.measure
         if measure.is_reward:
             summary |= {"reward": value, "interval": interval, "deviation": pstdev(self.values(measure))}
-        else:
-            summary |= {"accuracy": value, "interval": interval}
+        if self.has_accuracy:
+            key = "accuracy_interval" if measure.is_reward else "interval"
+            summary |= {"accuracy": self.strict.value, key: list(self.strict[1:])}
             summary |= {"lenient_accuracy": self.lenient.value, "lenient_interval": list(self.lenient[1:])}
         summary |= {} if self.loss is None else {"loss": self.loss}
         parts = {name: _as_json(share) for name, share in self.parts.items()}
@@ -261,8 +269,11 @@ def keep_base(folder: Path, evaluation: Evaluation, seconds: float) -> None:
     disk.replace(folder / "base.json", json.dumps(document).encode())
 
 
-def kept_base(folder: Path, prompts: Sequence[Prompt], draws: Draws | None) -> tuple[Evaluation, float] | None:
-    """Return the stored evaluation and its seconds, or None if it is not of these problems. Every rank calls it."""
+def kept_base(
+    folder: Path, prompts: Sequence[Prompt], draws: Draws | None, measure: Measure = STRICT
+) -> tuple[Evaluation, float] | None:
+    """Return the stored evaluation and its seconds, or None if it has other problems or another measure. Every rank
+    calls it."""
 
     def read() -> Any:
         with suppress(OSError, ValueError, RecursionError):
@@ -273,7 +284,8 @@ def kept_base(folder: Path, prompts: Sequence[Prompt], draws: Draws | None) -> t
         evaluation, seconds = STORED.validate_python(document["evaluation"]), float(document["seconds"])
         answered = [(one.problem_id, one.question, one.gold) for one in evaluation.outcomes]
         asked = [(one.problem.id, one.problem.question, one.problem.gold) for one in prompts]
-        if answered == asked and draws == (evaluation.sampled.draws if evaluation.sampled else None):
+        drawn = evaluation.sampled.draws if evaluation.sampled else None
+        if (answered, drawn, evaluation.measure) == (asked, draws, measure):
             return evaluation, seconds
     return None
 

@@ -147,7 +147,8 @@ def _saying_what_is_saved(log: RunLog) -> Iterator[None]:
 def _of_base(run: Run) -> Evaluation:
     """Return the evaluation of the base, which is step 0 of the curves. A resumed run has kept it."""
     evaluator, log = run.evaluator, run.log
-    if log.first_step and (kept := kept_base(log.folder, evaluator.held_out, evaluator.draws)):
+    wanted = log.folder, evaluator.held_out, evaluator.draws, evaluator.history.measure
+    if log.first_step and (kept := kept_base(*wanted)):
         evaluation, log.stopping.longest_evaluation_s = kept
         log.screen.left.evaluated(kept[1])
         return evaluation

@@ -89,11 +89,11 @@ class RunFiles:
         content = _object(self.folder / "eval.json") if self.has_ended else {}
         return {"comparisons": [], **content} if content.get("evaluations") else {}
 
-    @property
+    @cached_property
     def measure(self) -> Measure:
         """The measure that decides whether the run has learned: accuracy in the format that is paid, or reward."""
-        settings = self.settings
-        return chosen(settings["task.answer"], settings["reward.weights"] or (), settings["reward.answer"])
+        answer, weights, paid = (self.settings[key] for key in ("task.answer", "reward.weights", "reward.answer"))
+        return chosen(answer, weights or {}, paid, self.metrics)
 
     def held_out(self, record: Record) -> Share | None:
         """Return the held-out result in a line of metrics, in the format that is paid. It is None if the line is about
@@ -335,6 +335,9 @@ def table_rows(evaluations: Sequence[Record], comparisons: Sequence[Record]) -> 
     measure = REWARD if "reward" in evaluations[0] else STRICT
     rows = {measure.row: [measure.text(one[measure.of_model], one["interval"]) for one in evaluations]}
     rows |= _of_parts(evaluations, measure)
+    if measure.is_reward and "accuracy" in evaluations[0]:
+        rows["correct"] = [percent(one["accuracy"], one["accuracy_interval"]) for one in evaluations]
+        rows["in any format"] = [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations]
     if measure == STRICT:
         rows |= {
             "in any format": [percent(one["lenient_accuracy"], one["lenient_interval"]) for one in evaluations],

@@ -17,7 +17,10 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
     for group in groups:
         tally.add("dead_groups", group.is_dead)
         if not measure.is_reward:
-            _tally_right(tally, group, measure)
+            _tally_paid(tally, group, measure)
+        if not measure.is_reward or group.prompt.problem.gold:
+            tally.add("accuracy/strict", sum(score.correct_strict for score in group.scores), len(group.scores))
+            tally.add("accuracy/lenient", sum(score.correct_lenient for score in group.scores), len(group.scores))
         gold_repeats = repeats(group.prompt.problem.gold)  # such as a grid of zeros and ones
         distinct = {completion.turns or completion.text for completion in group.completions}
         tally.add("distinct", len(distinct), len(group.completions))
@@ -43,13 +46,11 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
                     tally.add(f"reward/{name}", value)
 
 
-def _tally_right(tally: Tally, group: ScoredGroup, measure: Measure) -> None:
-    strict = [score.correct_strict for score in group.scores]
+def _tally_paid(tally: Tally, group: ScoredGroup, measure: Measure) -> None:
+    """Count what matters if right answers are paid: dead groups of one kind, and the accuracy of a mixture's part."""
     lenient = [score.correct_lenient for score in group.scores]
     tally.add("dead_groups/wrong", group.is_dead and not any(lenient))
     tally.add("dead_groups/right", group.is_dead and all(lenient))
-    tally.add("accuracy/strict", sum(strict), len(strict))
-    tally.add("accuracy/lenient", sum(lenient), len(lenient))
     if part := group.prompt.problem.part:
         tally.add(f"part/accuracy/{part}", sum(measure.values(group.scores)), len(group.scores))
 

@@ -31,7 +31,7 @@ class History:
 
     @property
     def measure(self) -> Measure:
-        return measure_of(self.config)
+        return measure_of(self.config, self.records)
 
     def kept(self, records: Sequence[Metrics]) -> list[Metrics]:
         """Return the first, best and last records, so that the rules take no longer late in a run than early."""
@@ -90,7 +90,7 @@ class History:
 
     @property
     def solve_rate(self) -> float:
-        return self.now(f"accuracy/{self.config.reward.answer}")
+        return 0.0 if self.measure.is_reward else self.now(self.measure.of_training)
 
     @cached_property
     def update_size(self) -> float:

@@ -1,5 +1,5 @@
-"""The measure by which an evaluation judges a run: the accuracy of the answers, or their reward if the task does not
-define right answers."""
+"""The measure by which an evaluation judges a run: the accuracy of the answers, or their reward if right answers earn
+nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -96,15 +96,21 @@ def number(value: float, sign: str = "") -> str:
     return f"{value:{sign}#.3g}".rstrip(".")
 
 
-def measure_of(config: Config) -> Measure:
-    return chosen(config.task.answer, config.reward.weights, config.reward.answer)
+def measure_of(config: Config, records: Iterable[Mapping[str, Any]] = ()) -> Measure:
+    return chosen(config.task.answer, config.reward.weights, config.reward.answer, records)
 
 
-def chosen(task_answer: str | None, weights: Iterable[str], paid: str | None) -> Measure:
-    """Return the measure for the settings `task.answer`, `reward.weights` and `reward.answer`."""
-    if task_answer == "none" and "code" not in weights:  # the tests of a program decide whether it is right
-        return REWARD
-    return LENIENT if paid == "lenient" else STRICT
+def chosen(
+    task_answer: str | None, weights: Mapping[str, float], paid: str | None, records: Iterable[Mapping[str, Any]] = ()
+) -> Measure:
+    """Return the measure for the settings `task.answer`, `reward.weights` and `reward.answer`. Earlier versions judged
+    a task with gold answers by accuracy, whatever it paid. Their `records`, lines of metrics.jsonl or models of
+    eval.json, have no reward."""
+    pays_right = weights.get("code") or (task_answer != "none" and weights.get("correct"))
+    evaluated = [record for record in records if record.keys() & {"eval/problems", "problems"}]
+    if pays_right or (evaluated and not evaluated[-1].keys() & {REWARD.logged, REWARD.name}):
+        return LENIENT if paid == "lenient" else STRICT
+    return REWARD
 
 
 def percent(value: float, interval: Sequence[float]) -> str:

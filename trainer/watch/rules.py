@@ -180,7 +180,8 @@ def few_problems(history: History) -> Iterator[str]:
 def wrong_form(history: History) -> Iterator[str]:
     """Right answers earn nothing unless they have the form that is asked for."""
     strict, lenient = history.now("accuracy/strict"), history.now("accuracy/lenient")
-    if history.config.reward.answer == "strict" and lenient > 0.1 and strict < 0.2 * lenient:
+    is_paid = history.config.reward.answer == "strict" and not history.measure.is_reward
+    if is_paid and lenient > 0.1 and strict < 0.2 * lenient:
         yield f"{lenient:.0%} of the answers are right and only {strict:.0%} are also in the form asked for"
 
 
@@ -279,7 +280,8 @@ def worse(history: History) -> Iterator[str]:
     """The model forgets what it could do."""
     right = history.grown("accuracy/lenient")
     first = history.first("accuracy/lenient") or 0.0
-    if right < -max(0.1, 0.5 * first) and not (history.chooses_problems or any(reward_against_accuracy(history))):
+    is_known = history.chooses_problems or history.measure.is_reward or any(reward_against_accuracy(history))
+    if right < -max(0.1, 0.5 * first) and not is_known:
         yield f"the share of right answers has fallen from {first:.0%} to {first + right:.0%}"
 
 

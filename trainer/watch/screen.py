@@ -126,6 +126,6 @@ def sampled_parts(metrics: Mapping[str, float], measure: Measure) -> list[str]:
     return [
         f"rollout {metrics['time/rollout']:.1f}s {metrics['length']:.0f} tokens",
         f"reward {metrics['reward/mean']:.3f}" if "reward/mean" in metrics else "reward none",
-        *([] if measure.is_reward else [correct]),
+        *([correct] if "accuracy/strict" in metrics or not measure.is_reward else []),
         f"dead {metrics['dead_groups']:.0%}",
     ]

@@ -45,11 +45,11 @@ class Verdict(NamedTuple):
 def verdict_of(evaluation: Mapping[str, Any], records: Sequence[Mapping[str, float]], config: Config) -> Verdict:
     """Return the verdict on a run from its eval.json, its metrics.jsonl and its settings."""
     if evaluation.get("comparisons"):
-        return _of_evaluation(evaluation, measure_of(config))
+        return _of_evaluation(evaluation, measure_of(config, evaluation["evaluations"][:1]))
     if config.task.curriculum != "none":
         chosen = f"task.curriculum={config.task.curriculum} chooses the problems"
         return Verdict(CANNOT_TELL, f"no final evaluation, and {chosen}, so rewards of different steps say little.")
-    return _of_rewards(records, config.reward.answer)
+    return _of_rewards(records, measure_of(config))
 
 
 def _of_evaluation(evaluation: Mapping[str, Any], measure: Measure) -> Verdict:
@@ -84,7 +84,7 @@ def evidence_of(
     return f"{on_problems if measure.is_reward else of_problems}, {measure.change(difference)}, p = {p:.2g}."
 
 
-def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
+def _of_rewards(records: Sequence[Mapping[str, float]], measure: Measure) -> Verdict:
     """Compare the rewards on training problems at the end with those at the beginning."""
     steps = [record for record in records if "reward/mean" in record]
     part = len(steps) // 3
@@ -92,12 +92,12 @@ def _of_rewards(records: Sequence[Mapping[str, float]], answer: str) -> Verdict:
         count = counted(len(steps), "step")
         return Verdict(CANNOT_TELL, f"no final evaluation, and {count} with a reward; a trend needs {3 * PART}.")
     reward = rise([record["reward/mean"] for record in steps], part)
-    right = rise([record.get(f"accuracy/{answer}", 0.0) for record in steps], part)
+    right = rise([record.get(measure.of_training, 0.0) for record in steps], part)
     evidence = (
         f"no final evaluation; the mean reward on training problems changed by {reward.value:+.3g} (95 % interval "
         f"{reward.low:+.3g} to {reward.high:+.3g}) from the first {part} steps to the last."
     )
-    if right.high < 0:
+    if right.high < 0 and not measure.is_reward:
         change = f"{100 * right.value:+.1f} points"
         return Verdict(NOT_LEARNED, f"{evidence} The share of right answers changed by {change}.")
     if reward.low > 0:
