@@ -135,6 +135,7 @@ def test_an_evaluation_of_the_base_is_kept_for_these_problems_and_draws(tmp_path
     assert found.sampled.shares() == told.sampled.shares()
     others = [Prompt(Problem("p", "q", "19"), "", ())]
     assert (kept_base(tmp_path, asked, None), kept_base(tmp_path, others, draws)) == (None, None)
+    assert kept_base(tmp_path, asked, draws, REWARD) is None
     assert kept_base(tmp_path / "none", asked, draws) is None
 
 

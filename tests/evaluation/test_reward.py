@@ -15,7 +15,7 @@ from trainer.config.resolve import resolve
 from trainer.config.settings import Reward
 from trainer.errors import RewardError
 from trainer.evaluation import results
-from trainer.evaluation.best import EvaluationHistory, describe
+from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation, evaluate
 from trainer.records import Draws
 from trainer.reports.report import ranked
@@ -183,6 +183,40 @@ def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_l
 def test_what_is_paid_is_measured(answer, weights, measure):
     assert chosen(answer, weights, "strict") is measure
     assert chosen(answer, weights, "lenient") is (LENIENT if measure is STRICT else REWARD)
+
+
+GOLD = ["task.name=records", "task.path=a.jsonl", "reward.custom=mine.py:brief"]
+
+
+def test_the_accuracy_stands_beside_the_reward_where_answers_are_known():
+    def of(name: str, right: str, reward: float) -> Evaluation:
+        one = outcome(right)
+        return Evaluation(name, (replace(one, score=replace(one.score, reward=reward)),) * 16, measure=REWARD)
+
+    both = [of("base", "18", 0.25), of("trained", "7", 0.75)]
+    document = results.document({}, both)
+    assert [row[:2] for row in results.rows(both)[:2]] == [
+        ["reward", "0.250 [0.250, 0.250]"],
+        ["correct", "100.0% (80.6-100.0)"],
+    ]
+    assert describe(both[1]) == "mean reward 0.750 [0.750, 0.750] on 16 held-out problems, 0.0% (0.0-19.4) correct"
+    logged = metrics_of(both[0])
+    assert (logged["eval/reward"], logged["eval/accuracy"], logged["eval/low"]) == (0.25, 1.0, 0.25)
+    assert {"reward", "correct_strict"} <= both[0].records()[0].keys()
+    settings = resolve("nano", None, GOLD)
+    assert verdict_of(document, [], settings).kind == LEARNED
+    falling = [{"step": step, "reward/mean": step / 60, "accuracy/strict": 1 - step / 60} for step in range(60)]
+    assert verdict_of({}, falling, settings).kind == LEARNED
+
+
+def test_a_run_of_an_earlier_version_keeps_the_accuracy_by_which_it_was_judged():
+    settings = resolve("nano", None, GOLD)
+    both = [Evaluation("base", (outcome("7"),) * 16), Evaluation("trained", (outcome("18"),) * 16)]
+    assert verdict_of(results.document({}, both), [], settings).evidence.startswith("0.0% -> 100.0% of 16")
+    records = [{"step": 0, **metrics_of(both[0])}]
+    assert History(settings, records).measure is STRICT
+    assert History(settings, [*records, {"step": 1, "reward/mean": 0.5}]).measure is STRICT
+    assert History(settings, []).measure is REWARD
 
 
 def test_the_best_is_that_of_the_reward_after_a_restart_too(tmp_path):

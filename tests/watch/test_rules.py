@@ -57,6 +57,7 @@ CASES |= {"gradient at its limit": run(grad_norm=80.0), "no gradient": run(grad_
 CASES |= {"learning rate too large": run(update_size=0.5), "learning rate too small": run(update_size=1e-5)}
 CASES |= {"sampler and trainer apart": run(sampler_difference=0.3), "nothing trained": run(unchanged=True)}
 CASES |= {"another policy samples": run(sampler_difference=lambda step: 1.5 if step == STEPS else 0.01)}
+CASES |= {"dead by correct": run("reward.weights.correct=0", **{"dead_groups/unequal": 0.6})}
 CASES |= {"gradients not finite": run(bad_updates=3, bad_updates_allowed=3)}
 CASES |= {"memory leak": run(steps=60, **{"memory/held": lambda step: 3 + step / 100})}
 CASES |= {"slower": run(steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0})}

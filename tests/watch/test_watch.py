@@ -16,7 +16,7 @@ from trainer.loss.objectives import tally_batch
 from trainer.records import Scores, Turn, Update
 from trainer.watch import phases
 from trainer.watch.answer_metrics import tally_groups
-from trainer.watch.measure import STRICT
+from trainer.watch.measure import REWARD, STRICT
 from trainer.watch.screen import Screen, progress_line
 from trainer.watch.tally import Max, Min, Tally
 from trainer.watch.update_metrics import Health, metrics_of_updates
@@ -91,6 +91,19 @@ def test_groups_become_reward_accuracy_and_length():
     means = tally.means(lambda sums: [sums])
     assert {name: means[name] for name in expected} == pytest.approx(expected)
     assert "turns" not in means
+    assert "dead_groups/wrong" in means
+
+
+def test_accuracy_is_counted_beside_the_reward_and_groups_that_only_correct_kills_are_counted():
+    unequal = replace(group([0.2, 0.5]), dead_by="correct_strict")  # both are right
+    for gold, keys in (("1", {"accuracy/strict", "accuracy/lenient"}), ("", set())):
+        problem = replace(unequal.prompt.problem, gold=gold)
+        one, tally = replace(unequal, prompt=replace(unequal.prompt, problem=problem)), Tally()
+        tally_groups(tally, [one, replace(one, scores=one.scores[:1] * 2)], REWARD)
+        means = tally.means(lambda sums: [sums])
+        assert {name for name in means if name.startswith("accuracy")} == keys
+        assert (means["dead_groups"], means["dead_groups/unequal"]) == (1, 0.5)
+        assert "dead_groups/right" not in means
 
 
 def test_what_an_environment_says_and_a_thought_that_the_prompt_begins_are_counted_for_what_they_are():

@@ -16,6 +16,8 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
     """Count properties of the sampled answers: the reward and its parts, length, and accuracy if the task has one."""
     for group in groups:
         tally.add("dead_groups", group.is_dead)
+        if group.dead_by != "reward":
+            tally.add("dead_groups/unequal", group.is_dead and len({*group.rewards_G} - {None}) > 1)
         if not measure.is_reward:
             _tally_paid(tally, group, measure)
         if not measure.is_reward or group.prompt.problem.gold:

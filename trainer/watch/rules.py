@@ -123,13 +123,22 @@ def shorter(history: History) -> Iterator[str]:
 
 @rule(
     "all wrong",
-    "Check in samples.jsonl that answers are read as you expect. Take easier problems, or a larger rollout.group_size.",
+    "Check in samples.jsonl that answers are read as you expect. Take easier problems, or a larger rollout.group_size. "
+    "With rollout.dead_by=correct, rollout.dead_by=reward also learns from other rewards.",
 )
 def all_wrong(history: History) -> Iterator[str]:
     """A problem that is never solved gives no gradient."""
     share = history.now("dead_groups/wrong")
     if share > 0.8 and not any(wrong_form(history)) and not history.config.teacher.is_there:
         yield f"in {share:.0%} of the groups every answer is wrong"
+
+
+@rule("dead by correct", "Write rollout.dead_by=reward.")
+def dead_by_correct(history: History) -> Iterator[str]:
+    """Right answers are not paid, and the differences between the paid ones teach nothing."""
+    share = history.now("dead_groups/unequal")
+    if history.measure.is_reward and share > 0.5:
+        yield f"rollout.dead_by=correct leaves out {share:.0%} of the groups, although their rewards differ"
 
 
 @rule("all right", "Take harder problems, or task.curriculum.")
