@@ -151,21 +151,22 @@ def rise(values: Sequence[float], part: int) -> Share:
 # The difference between two arms of a study, generalised to other seeds and other problems.
 #
 # Every arm is trained with the same seeds and asked the same problems, so two arms have a difference for each seed and
-# problem: 1, 0 or -1 if each answer is right or wrong. Seeds and problems are two crossed random factors: a seed shifts
-# all problems of its run, and a problem may be easier for one arm in all its runs. The variance of the mean difference
-# is the sum of the components of seeds, of problems and of the residual (analysis of variance), and the t distribution
-# has Satterthwaite's degrees of freedom. `bench/coverage.py` shows by simulation how often the intervals contain the
-# truth.
+# problem: of rewards, or 1, 0 or -1 if each answer is right or wrong. Seeds and problems are two crossed random
+# factors: a seed shifts all problems of its run, and a problem may be easier for one arm in all its runs. The variance
+# of the mean difference is the sum of the components of seeds, of problems and of the residual (analysis of variance),
+# and the t distribution has Satterthwaite's degrees of freedom. `bench/coverage.py` shows by simulation how often the
+# intervals contain the truth.
 
 
 class Effect(NamedTuple):
-    """A difference of two accuracies."""
+    """A difference of two accuracies or mean rewards."""
 
     value: float
     error: float  # standard error
     freedom: float  # degrees of freedom of the t distribution
     error_of_seeds: float  # standard error of the mean over seeds, on these problems
     seeds: int
+    span: float = 1.0  # between the least and the most that an answer is worth
 
     @property
     def p(self) -> float:
@@ -177,7 +178,7 @@ class Effect(NamedTuple):
     @property
     def interval(self) -> tuple[float, float]:
         half = self.error * quantile((1 + CONFIDENCE) / 2, self.freedom)
-        return max(-1.0, self.value - half), min(1.0, self.value + half)
+        return max(-self.span, self.value - half), min(self.span, self.value + half)
 
     def detectable(self, comparisons: int = 1) -> float:
         """Return the difference that a study of this size detects with a probability of about `FOUND`, even if it
@@ -187,8 +188,9 @@ class Effect(NamedTuple):
         return max(error * (quantile(level, freedom) + quantile(POWER, freedom)) for error, freedom in tests)
 
 
-def effect(differences_SP: Table) -> Effect:
-    """Return the mean difference over at least two seeds and two problems."""
+def effect(differences_SP: Table, span: float = 1.0) -> Effect:
+    """Return the mean difference over at least two seeds and two problems. `span` lies between the least and the most
+    that an answer is worth."""
     seeds, problems = len(differences_SP), len(differences_SP[0])
     of_seeds = [fsum(row) / problems for row in differences_SP]
     of_problems = [fsum(column) / seeds for column in zip(*differences_SP, strict=True)]
@@ -199,20 +201,20 @@ def effect(differences_SP: Table) -> Effect:
     residual = max(0.0, residual) / ((seeds - 1) * (problems - 1))
     of_seed = max(0.0, by_seed - residual)  # the variance of seeds in addition to the noise of single answers
     total = by_problem + of_seed
-    error = max(sqrt(total / seeds / problems), 1 / problems)  # at least that of one problem
+    error = max(sqrt(total / seeds / problems), span / problems)  # at least that of one problem
     # Seeds count here even if they add no variance, because a few seeds that happen to agree say little about others.
     parts = by_seed**2 / (seeds - 1) + by_problem**2 / (problems - 1)
     freedom = min(max(total**2 / parts, seeds - 1), problems - 1) if parts else problems - 1
-    return Effect(mean, error, freedom, max(stdev(of_seeds) / sqrt(seeds), 1e-12), seeds)
+    return Effect(mean, error, freedom, max(stdev(of_seeds) / sqrt(seeds), 1e-12), seeds, span)
 
 
-def share_reached(of_control: Table, of_arm: Table) -> tuple[float, float, float] | None:
+def share_reached(of_control: Table, of_arm: Table, span: float = 1.0) -> tuple[float, float, float] | None:
     """Return the share of an arm's gain that its control reaches, with Fieller's interval: all shares for which
     `control - share * arm` does not differ significantly from zero. Return None if the interval is too wide."""
 
     def is_inside(share: float) -> bool:
         pairs = zip(of_control, of_arm, strict=True)
-        low, high = effect([[a - share * b for a, b in zip(*rows, strict=True)] for rows in pairs]).interval
+        low, high = effect([[a - share * b for a, b in zip(*rows, strict=True)] for rows in pairs], span).interval
         return low <= 0.0 <= high
 
     def edge(outside: float) -> float:

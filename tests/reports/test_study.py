@@ -5,12 +5,13 @@ import csv
 import io
 import json
 import random
+import re
 import shutil
 import sys
 
 import pytest
 
-from tests.conftest import launch, refuses, said_by, write_lines
+from tests.conftest import launch, lines_of, refuses, said_by, write_lines
 from tests.reports.conftest import configure
 from tests.reports.test_plot import elements
 from trainer.commands import study as command
@@ -32,6 +33,9 @@ controls: [format, random, supervised]
 # the share of problems that each solves: strict, and in any format
 TRUTH = {"base": (0.3, 0.5), "grpo": (0.8, 0.85), "small": (0.8, 0.85), "format": (0.55, 0.6), "random": (0.3, 0.5)}
 TRUTH["supervised"] = (0.9, 0.9)
+# The same study with a reward of 2 for each right answer, and of -1 for each other one.
+OWN = "task: {name: records, path: a, answer: none}, reward.weights: {length: 1}"
+REWARDED = TEXT.replace("run.steps: 4", f"run.steps: 4, {OWN}").replace("format, ", "")
 RANGE = {"eval/low": 0.1, "eval/high": 0.95, "eval/problems": 200}
 
 
@@ -54,6 +58,7 @@ def end(study, name: str, truth: dict[str, tuple[float, float]] = TRUTH) -> None
     lines = [{"step": 0}, *({"step": step, "time/step": 2.0, **spent} for step in range(1, 5))]
     for line, model in ((lines[0], "base"), (lines[-1], run.arm)):
         line |= {"eval/accuracy": truth[model][0], "eval/lenient": truth[model][1], **RANGE}
+        line |= {"eval/reward": 3 * truth[model][0] - 1}
     write_lines(folder / "metrics.jsonl", lines)
     (folder / "verdict.json").write_text("{}")
 
@@ -63,7 +68,7 @@ def answered(model: str, rng: random.Random, strict: float, lenient: float):
         luck = rng.random()
         right = {"correct_strict": luck < strict, "correct_lenient": luck < lenient}
         asked = {"problem": f"gsm8k/test/{problem}", "question": f"{problem}?", "gold": "1"}
-        yield {"model": model, "temperature": 0.0, **asked, **right}
+        yield {"model": model, "temperature": 0.0, **asked, **right, "reward": 3.0 * right["correct_strict"] - 1}
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +106,60 @@ def test_arms_are_judged_against_the_base_and_the_first_arm(found):
     assert one["strict"] == pytest.approx(0.5, abs=0.1)
     assert one["lenient"] == pytest.approx(0.35, abs=0.1)
     assert all(one["p_holm"] >= one["p"] for one in found["comparisons"])
+
+
+@pytest.fixture
+def rewarded(study):
+    study.path.write_text(REWARDED)
+    study = read_study(study.path)
+    for run in study.runs():
+        end(study, run.name)
+    return study
+
+
+def test_rewards_are_compared_as_accuracies_are_in_their_own_unit(rewarded):
+    found = summary(collect(rewarded))
+    rewarded.path.write_text(TEXT.replace("format, ", ""))
+    shutil.rmtree("runs")
+    study = read_study(rewarded.path)
+    for run in study.runs():
+        end(study, run.name)
+    of_right = summary(collect(study))
+    assert (found["span"], of_right["span"]) == (3.0, 1.0)
+    for one, other in zip(found["comparisons"], of_right["comparisons"], strict=True):
+        scaled = {key: 3 * other[key] for key in ("difference", "low", "high", "detectable")}
+        assert [one[key] for key in scaled] == pytest.approx([*scaled.values()])
+        assert [one[key] for key in ("p", "p_holm")] == pytest.approx([other[key] for key in ("p", "p_holm")])
+        assert (one["arm"], one["verdict"], one["reward"]) == (other["arm"], other["verdict"], one["difference"])
+    assert found["equal"]["samples"]["reward"]["grpo"] == pytest.approx(3 * (0.3 + 0.25 * 0.5) - 1)
+    shares = [[one[key] for one in of["shares"] for key in ("share", "low", "high")] for of in (found, of_right)]
+    assert shares[0] == pytest.approx(shares[1], abs=2e-3)
+
+
+def test_what_is_said_of_rewards_has_no_word_and_no_unit_of_accuracies(rewarded, capsys):
+    assert said_by(capsys, "study", rewarded.path, "--collect")[0] == 0
+    said = [said_by(capsys, "study", rewarded.path, f"--{kind}")[1] for kind in ("tex", "csv", "collect")]
+    text = re.sub(r"95 \\?%|of about 70 %|[^.]* of this gain[^.]*\.|corrected for", "", "".join(said))
+    assert re.findall(r"%(?! [A-Z])|points|accurac\w*|strict|lenient|any format|right|correct", text) == []
+    assert "Mean reward on held-out problems" in said[0]
+    assert "reward,low,high,p,p_holm" in said[1]
+    assert "in reward (95 % interval +1." in said[2]
+    found = json.loads((rewarded.folder / "study.json").read_text())
+    page = "".join(sections(found, collect(rewarded)))
+    assert ("Differences in reward" in page, "points " in page) == (True, False)
+    (marks, *_, title), _ = drawings(found)
+    assert title == "reward against the untrained base, 95 % intervals"
+    assert "+1" in [one.text for one in elements(marks, "text")]
+
+
+def test_a_problem_without_a_reward_in_one_run_is_left_out(rewarded):
+    path = rewarded.folder / "small-1/eval_answers.jsonl"
+    *others, last = lines_of(path)
+    write_lines(path, [*others, last | {"reward": None}])
+    assert summary(collect(rewarded))["problems"] == 199
+    write_lines(path, [one | {"reward": None} for one in lines_of(path)])
+    with refuses(rewarded.folder, DataError, names="reward"):
+        summary(collect(rewarded))
 
 
 def test_answers_in_any_format_decide_where_they_are_paid(study, found, monkeypatch):

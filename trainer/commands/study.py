@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.commands.shared_options import add_overrides, positive, words_of
 from trainer.commands.slurm import JobRequest, slurm
-from trainer.config.resolve import overrides_of, resolve
+from trainer.config.resolve import flat, overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
 from trainer.errors import ConfigError, DataError, OctetError, counted
 from trainer.machine import disk
@@ -30,10 +30,13 @@ from trainer.problem.task import evaluation_problems, make_task, training_proble
 from trainer.reports import study_page
 from trainer.reports.csv_and_latex import as_csv, as_latex
 from trainer.reports.markup import page
+from trainer.reports.report import OF_TRAINING
 from trainer.reports.study import RENUMBERED, collect, ended, summary, totals
+from trainer.run_folder.changed_settings import NO_EFFECT
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.sandbox.confine import ended_with_parent
 from trainer.watch.footer import clock
+from trainer.watch.measure import measure_of
 
 WIDTH = 160  # characters of a line if the output is not a terminal
 STOPPED = (129, 130, 143)  # exit statuses after the end of a terminal, Ctrl-C and SIGTERM
@@ -65,6 +68,7 @@ def run(options: Namespace) -> None:
     if not options.slurm and (options.time or options.gpus != 1):
         raise ConfigError("--time and --gpus", "they are for jobs", "Write --slurm as well, or leave them out")
     study = read_study(options.file, options.overrides)
+    _must_be_paid_alike(study)
     judges_only = options.collect or options.csv or options.tex
     if not (judges_only or options.dry_run):
         _must_have_solutions(study)
@@ -85,6 +89,24 @@ def run(options: Namespace) -> None:
         _show(study, results)
     if failed:
         raise StudyError(", ".join(failed), f"{counted(len(failed), 'run')} failed", "The same command tries again")
+
+
+def _must_be_paid_alike(study: Study) -> None:
+    """Raise ConfigError if mean rewards are compared, and an arm or a control has other rewards than the first arm."""
+    configs = {one.arm: study.config(one) for one in study.runs()}
+    paid = {arm: flat(config.model_dump(mode="json")) for arm, config in configs.items()}
+    of_first, by_reward = paid[study.first], measure_of(configs[study.first]).is_reward
+    keys = [key for key in of_first if key.startswith("reward.") and key not in OF_TRAINING | NO_EFFECT]
+    for arm, config in configs.items():
+        is_other = config.task.answer == "none" and measure_of(config).is_reward != by_reward
+        if differs := next((key for key in keys if (by_reward or is_other) and paid[arm][key] != of_first[key]), ""):
+            reason = f"{differs}: it has another reward than {study.first}, with which its own cannot be compared"
+            of_file = "Write the reward under `settings:` in the file"
+            remedy = "Remove it from controls" if arm in study.file.controls else of_file
+            raise ConfigError(f"{study.path}, arm {arm}", reason, remedy)
+    if by_reward and study.file.renumbered:
+        reason = "renumbered: it compares right answers, and the study compares rewards"
+        raise ConfigError(study.path, reason, "Write renumbered: false")
 
 
 def _must_have_solutions(study: Study) -> None:
@@ -153,9 +175,10 @@ class Runner:
         words = words_of(self.study.file.preset, self.study.file.recipe, one.overrides)
         if failed := self._run(one, ["train", *words], has_ended):
             return failed
-        facts = facts_of(read_run(self.study.folder / one.name))
+        made = read_run(self.study.folder / one.name)
+        facts = facts_of(made)
         took = f"{counted(facts['steps'], 'step')}, {clock(facts['training_s'])}"
-        print(f"{one.name:<24} {facts['accuracy']:.1%} after {took}", flush=True)
+        print(f"{one.name:<24} {made.measure.text(facts[made.measure.name])} after {took}", flush=True)
         return ""
 
     def evaluate_renumbered(self, one: StudyRun) -> str:

@@ -178,8 +178,8 @@ def _refused(study: Study, run: StudyRun, config: Config) -> Iterator[tuple[str,
             yield f"{key}: the study sets it itself", "Remove it"
     if not config.eval.problems:
         yield "eval.problems=0: a study compares held-out answers", "Write 512"
-    if config.task.answer == "none" and "code" not in config.reward.weights:
-        yield "task.answer=none: a study compares the accuracy of answers", "Name the column of the answers"
+    if config.task.answer == "none" and config.reward.control == "shuffled_gold":
+        yield "task.answer=none: there are no gold answers to shuffle", "Remove shuffled_gold"
     is_merged = config.warmup.steps and config.warmup.then == "merged"
     if study.file.renumbered and (config.task.name != "gsm8k" or not config.lora.enabled or is_merged):
         remedy = "Write task.name=gsm8k, lora.enabled=true and warmup.then=same, or renumbered: false"

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from trainer.machine.safe_text import visible
 from trainer.reports.markup import Html, tag
+from trainer.stats import Share
+from trainer.watch.measure import Measure
 
 COLOURS = ["#3b82c4", "#e07b39", "#3a9d5d", "#c2508b", "#8a6fc9", "#a08420"]  # visible on white and on black
 COLOURS += ["#d4483b", "#1f9aa8", "#d08fb0", "#7c9a1f", "#9a6a4a", "#748396"]
@@ -197,23 +199,27 @@ def thinned(values: Sequence[Value]) -> list[Value]:
     return [Value(steps[-1], *map(fmean, others)) for steps, *others in parts]
 
 
-def differences(title: str, judged: Sequence[Mapping[str, Any]], undecided: str) -> tuple[list[Html], float, float]:
+def differences(
+    title: str, judged: Sequence[Mapping[str, Any]], undecided: str, measure: Measure
+) -> tuple[list[Html], float, float]:
     """Return a chart of comparisons with their intervals, its width and its height. Decided ones are coloured."""
     left = LETTER * max(len(visible(one["arm"])) for one in judged) + 12
-    low, high = min(0.0, *(one["low"] for one in judged)) - SPARE, max(0.0, *(one["high"] for one in judged)) + SPARE
+    low, high = min(0.0, *(one["low"] for one in judged)), max(0.0, *(one["high"] for one in judged))
+    spare = (high - low) / 50 if measure.is_reward else SPARE
+    low, high = low - spare, high + spare
     bottom = TOP + ROW * len(judged)
 
     def across(value: float) -> float:
         return left + (value - low) / (high - low) * (WIDTH - RIGHT - left)
 
-    marks = [label(4, 15, title, size=13)]
+    marks, scale = [label(4, 15, title, size=13)], 1 if measure.is_reward else 100
     for value in ticks(low, high):
         marks.append(line([(across(value), TOP), (across(value), bottom)], width=1, opacity=0.15 if value else 0.5))
-        marks.append(label(across(value), bottom + 16, f"{100 * value:+.0f}" if value else "0", anchor="middle"))
+        marks.append(label(across(value), bottom + 16, f"{scale * value:+g}" if value else "0", anchor="middle"))
     for place, one in enumerate(judged):
         y = TOP + ROW * (place + 0.5)
         colour = GREY if one["verdict"] == undecided else COLOURS[0 if one["difference"] > 0 else 1]
-        numbers = f"{100 * one['difference']:+.1f} ({100 * one['low']:+.1f} to {100 * one['high']:+.1f})"
+        numbers = measure.change(Share(one["difference"], one["low"], one["high"]), "", "")
         marks += [
             label(left - 8, y + 4, visible(one["arm"]), anchor="end"),
             line([(across(one["low"]), y), (across(one["high"]), y)], colour),

@@ -1,6 +1,6 @@
 """The results of a study, from the folders of its runs. `study.json` has all of them.
 
-Accuracies are those of the greedy answers to the held-out problems, which are the same for every run.
+Accuracies and rewards are those of the greedy answers to the held-out problems, which are the same for every run.
 `trainer/stats.py` has the statistics.
 """
 
@@ -17,7 +17,7 @@ from trainer.run_folder import changed_settings, layout
 from trainer.run_folder.journal import VERDICT
 from trainer.run_folder.reader import RunFiles, phases, read_run
 from trainer.stats import SIGNIFICANT, Table, corrected, effect, share_reached
-from trainer.watch.measure import LENIENT, STRICT, Measure
+from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure
 
 RENUMBERED = "renumbered"  # folder inside a run folder, with the answers to the problems with new numbers
 COSTS = ("samples", "tokens", "seconds")
@@ -37,32 +37,46 @@ class Collected:
 
     @cached_property
     def problems(self) -> list[tuple[str, ...]]:
-        """The held-out problems, by question and gold answer. Raise DataError if a run has other ones."""
-        answers = {
-            (one.folder, model): one.worth(STRICT, model)
-            for run in self._all
-            for one, model in ((run, "trained"), (run.before_training, "base"))
-        }
-        ((first, _), problems), *others = answers.items()
-        for (folder, _), answered in others:
+        """The held-out problems that have a value in every run, by question and gold answer. Raise DataError if a run
+        was asked other ones."""
+        models = [both for run in self._all for both in ((run, "trained"), (run.before_training, "base"))]
+        ((first, problems), *others) = [(run.folder, run.greedy.get(model, {})) for run, model in models]
+        for folder, answered in others:
             if answered.keys() != problems.keys():
                 reason = f"it answers {len(answered)} held-out problems, and {first} {len(problems)}, or other ones"
                 remedy = "Give every arm the same eval.problems and held-out problems, and delete the folder if its "
                 remedy += "file is damaged; the study repeats the run"
                 raise DataError(f"{folder}/eval_answers.jsonl", reason, remedy)
-        return [*problems]
+        values = [run.worth(self.measure, model) for run, model in models]
+        if not (kept := [problem for problem in problems if all(problem in one for one in values)]):
+            reason = f"no held-out problem has {self.measure.of_answer} in all of its runs"
+            raise DataError(self.study.folder, reason, "Delete the folders of runs without it; the study repeats them")
+        return kept
 
     @property
     def measure(self) -> Measure:
-        """The accuracy in the format that is paid."""
+        """The measure of the first arm: the accuracy in the format that is paid, or the reward."""
         return self._all[0].measure
+
+    @property
+    def kinds(self) -> Mapping[str, Measure]:
+        """The measures that are shown, by their names in `study.json`."""
+        return {REWARD.name: REWARD} if self.measure.is_reward else KINDS
+
+    @cached_property
+    def span(self) -> float:
+        """The difference between the least and the most that an answer is worth: 1, or that of all rewards."""
+        arms = [BASE, *self.runs] if self.measure.is_reward else []
+        values = [value for arm in arms for seed in self.seeds(arm) for value in self.worth(arm, seed, self.measure)]
+        return max(values, default=1.0) - min(values, default=0.0) or 1.0
 
     @property
     def _all(self) -> list[RunFiles]:
         return [run for seeds in self.runs.values() for run in seeds.values()]
 
-    def correct(self, arm: str, seed: int, measure: Measure) -> list[float]:
-        """Return 1.0 for each problem that an arm solves with a seed, else 0.0. The base is that of the first arm."""
+    def worth(self, arm: str, seed: int, measure: Measure) -> list[float]:
+        """Return the reward of an arm with a seed for each problem, or 1.0 if it solves it, else 0.0. The base is that
+        of the first arm."""
         run = self.seeds(arm)[seed]
         answered = run.before_training.worth(measure, "base") if arm == BASE else run.worth(measure)
         return [float(answered[problem]) for problem in self.problems]
@@ -70,14 +84,14 @@ class Collected:
     def differences(self, arm: str, against: str, measure: Measure) -> Table:
         """Return the differences of each problem, in a row for each seed that both arms have."""
         seeds = [seed for seed in self.seeds(arm) if seed in self.seeds(against)]
-        pairs = ((self.correct(arm, seed, measure), self.correct(against, seed, measure)) for seed in seeds)
+        pairs = ((self.worth(arm, seed, measure), self.worth(against, seed, measure)) for seed in seeds)
         return [[a - b for a, b in zip(*pair, strict=True)] for pair in pairs]
 
     def seeds(self, arm: str) -> Mapping[int, RunFiles]:
         return self.runs.get(self.study.first if arm == BASE else arm, {})
 
-    def accuracies(self, arm: str, measure: Measure) -> list[float]:
-        return [fmean(self.correct(arm, seed, measure)) for seed in self.seeds(arm)]
+    def means(self, arm: str, measure: Measure) -> list[float]:
+        return [fmean(self.worth(arm, seed, measure)) for seed in self.seeds(arm)]
 
 
 def collect(study: Study) -> Collected:
@@ -122,8 +136,8 @@ def summary(collected: Collected) -> dict[str, Any]:
     arms: dict[str, dict[str, Any]] = {}
     for arm in [BASE, *collected.runs]:
         costs = [totals(run) for run in collected.runs.get(arm, {}).values()]
-        accuracies = {kind: collected.accuracies(arm, measure) for kind, measure in KINDS.items()}
-        arms[arm] = {"settings": study.arms.get(arm, {}), **accuracies}
+        means = {kind: collected.means(arm, measure) for kind, measure in collected.kinds.items()}
+        arms[arm] = {"settings": study.arms.get(arm, {}), **means}
         arms[arm] |= {name: fmean(one[name] for one in costs) for name in COSTS if costs}
     runs = [(arm, seed, run) for arm, seeds in collected.runs.items() for seed, run in seeds.items()]
     return {
@@ -131,7 +145,8 @@ def summary(collected: Collected) -> dict[str, Any]:
         "first": study.first,
         "controls": list(study.file.controls),
         "missing": list(collected.missing),
-        "paid": "lenient" if collected.measure == LENIENT else "strict",
+        "paid": next(kind for kind, measure in collected.kinds.items() if measure == collected.measure),
+        "span": collected.span,
         "problems": len(collected.problems),
         "made_with": next(iter(collected.runs[study.first].values())).made_with,
         "arms": arms,
@@ -140,7 +155,7 @@ def summary(collected: Collected) -> dict[str, Any]:
         "equal": equal(collected),
         "gaps": [*gaps({arm: collected.seeds(arm).values() for arm in arms}, collected.measure)],
         "answers": {arm: _answers(collected, arm) for arm in arms},
-        "runs": [{"arm": arm, "seed": seed, "curve": _points(run)} for arm, seed, run in runs],
+        "runs": [{"arm": arm, "seed": seed, "curve": _points(run, collected)} for arm, seed, run in runs],
     }
 
 
@@ -150,11 +165,11 @@ def comparisons(collected: Collected) -> Iterator[dict[str, Any]]:
     pairs = [(arm, BASE) for arm in collected.runs]
     pairs += [(arm, first) for arm in collected.runs if arm != first]
     tables = {pair: table for pair in pairs if (table := collected.differences(*pair, paid))}
-    judged = {pair: effect(table) for pair, table in tables.items() if is_enough(table)}
+    judged = {pair: effect(table, collected.span) for pair, table in tables.items() if is_enough(table)}
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
     for pair, table in tables.items():
         one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table), "difference": _mean(table)}
-        one |= {kind: _mean(collected.differences(*pair, measure)) for kind, measure in KINDS.items()}
+        one |= {kind: _mean(collected.differences(*pair, measure)) for kind, measure in collected.kinds.items()}
         if pair in judged:
             value, p, (low, high) = judged[pair].value, ps[pair], judged[pair].interval
             one |= {"low": low, "high": high, "p": judged[pair].p, "p_holm": p}
@@ -175,7 +190,7 @@ def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> It
     gain = collected.differences(first, BASE, paid)
     for control in collected.study.file.controls:
         table = collected.differences(control, BASE, paid)
-        share = share_reached(table, gain) if len(table) == len(gain) else None
+        share = share_reached(table, gain, collected.span) if len(table) == len(gain) else None
         yield {"control": control, **dict(zip(("share", "low", "high"), share or (), strict=bool(share)))}
 
 
@@ -224,15 +239,15 @@ def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]
             seconds = sum(line.get(f"time/{name}", 0.0) for name in phases([line]))
             for name, more in zip(COSTS, (samples, tokens, seconds), strict=True):
                 spent[name] += more
-            if files.folder == run.folder and "eval/accuracy" in line:
+            if files.folder == run.folder and "eval/problems" in line:
                 yield {**spent}, line
-    if "eval/accuracy" not in line:
+    if "eval/problems" not in line:
         yield {**spent}, line
 
 
 def equal(collected: Collected) -> dict[str, Any]:
-    """Return for each kind of cost whether all arms have spent the same, and the accuracy of each arm at the cost of
-    the cheapest one. Between two evaluations the accuracy is interpolated."""
+    """Return for each kind of cost whether all arms have spent the same, and the accuracy or reward of each arm at the
+    cost of the cheapest one, interpolated between two evaluations."""
     name = collected.measure.logged
     curves = {
         arm: [[(cost, line[name]) for cost, line in curve(run) if name in line] for run in runs.values()]
@@ -246,12 +261,12 @@ def equal(collected: Collected) -> dict[str, Any]:
         for arm, of_arm in curves.items():
             reached = [right for one in of_arm if (right := _at(least, kind, one)) is not None]
             at[arm] = fmean(reached) if len(reached) == len(of_arm) else None
-        found[kind] = {"is_equal": most - least <= EQUAL * most, "budget": least, "accuracy": at}
+        found[kind] = {"is_equal": most - least <= EQUAL * most, "budget": least, collected.measure.name: at}
     return found
 
 
 def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], float]]) -> float | None:
-    """Return the accuracy at a cost, or None if the first evaluation came later."""
+    """Return the accuracy or reward at a cost, or None if the first evaluation came later."""
     if budget < points[0][0][kind]:
         return None
     for (before, low), (after, high) in pairwise(points):
@@ -261,17 +276,19 @@ def _at(budget: float, kind: str, points: Sequence[tuple[Mapping[str, float], fl
     return points[-1][1]
 
 
-def _answers(collected: Collected, arm: str) -> dict[str, list[str]]:
-    """Return for each seed a text with 1 for each solved problem and 0 for the others."""
-    seeds = collected.seeds(arm)
-    answers = {kind: [collected.correct(arm, seed, measure) for seed in seeds] for kind, measure in KINDS.items()}
+def _answers(collected: Collected, arm: str) -> dict[str, list[str] | list[list[float]]]:
+    """Return for each seed the rewards, or a text with 1 for each solved problem and 0 for the others."""
+    seeds, kinds = collected.seeds(arm), collected.kinds
+    answers = {kind: [collected.worth(arm, seed, measure) for seed in seeds] for kind, measure in kinds.items()}
+    if collected.measure.is_reward:
+        return {**answers}
     return {kind: ["".join(f"{right:.0f}" for right in one) for one in found] for kind, found in answers.items()}
 
 
-def _points(run: RunFiles) -> list[dict[str, float]]:
-    lines = ((cost, line) for cost, line in curve(run) if STRICT.logged in line)
+def _points(run: RunFiles, collected: Collected) -> list[dict[str, float]]:
+    kinds, lines = collected.kinds, ((cost, line) for cost, line in curve(run) if collected.measure.logged in line)
     return [
-        {"step": line["step"], **cost, **{kind: line[measure.logged] for kind, measure in KINDS.items()}}
+        {"step": line["step"], **cost, **{kind: line[measure.logged] for kind, measure in kinds.items()}}
         for cost, line in lines
     ]
 

@@ -2,7 +2,6 @@
 nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
@@ -69,10 +68,13 @@ class Measure(NamedTuple):
         gained, lost, p = mcnemar([*map(bool, before)], [*map(bool, after)])
         return gained, lost, p, paired_difference(gained, lost, len(before))
 
+    def signed(self, difference: float) -> str:
+        """Return a difference without its unit: `+6.2`, in percentage points, or `+0.0410`."""
+        return number(difference, "+") if self.is_reward else f"{100 * difference:+.1f}"
+
     def change(self, difference: Share, of_interval: str = "95 % interval ", unit: str = " points") -> str:
         """Return a difference with its interval. The difference of two accuracies is in percentage points."""
-        show = partial(number, sign="+") if self.is_reward else lambda share: f"{100 * share:+.1f}"
-        value, low, high = map(show, difference)
+        value, low, high = map(self.signed, difference)
         return f"{value}{'' if self.is_reward else unit} ({of_interval}{low} to {high})"
 
 
