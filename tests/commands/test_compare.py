@@ -126,6 +126,26 @@ def test_p_is_corrected_for_as_many_runs_as_are_compared(runs, tmp_path, capsys)
     assert "95 % intervals, p corrected for 2 runs (Holm)" in said_by(capsys, "compare", *runs, third, apart)[1]
 
 
+def test_runs_that_differ_only_in_their_seed_are_one_row(runs, tmp_path, capsys):
+    seeds = [
+        run_in(tmp_path / f"s{seed}", {4: seed / 10}, f"run.seed={seed}", f"run.dir=s{seed}") for seed in (8, 7, 9)
+    ]
+    answered(seeds[0], "yyyyyyyyynny")
+    answered(runs[0], "nnnnnnnnnyny")
+    lines = [re.split(r"\s{2,}", line.strip()) for line in said_by(capsys, "compare", *runs, *seeds)[1].splitlines()]
+    rows = [line for line in lines if line[0] in ("a", "b", "s8, s7, s9")]
+    assert [line[0] for line in rows] == ["s8, s7, s9", "b", "a"]
+    assert rows[0][2:] == ["3 seeds", "80.0% (70.0-90.0)", "80.0%", "4", "1:02"]
+    assert "against the first" not in str(lines)  # a test against the best of several seeds
+    (seeds[1] / "metrics.jsonl").unlink()
+    alone = said_by(capsys, "compare", *seeds)[1]
+    assert "2 of 3 seeds" in alone
+    assert "85.0% (80.0-90.0)" in alone
+    assert len(json.loads(said_by(capsys, "compare", *seeds, "--json")[1])) == 3
+    again = run_in(tmp_path / "again", {4: 0.8}, "run.seed=8", "run.dir=again")
+    assert "seeds" not in said_by(capsys, "compare", again, *seeds)[1]  # a seed twice: the code may have changed
+
+
 def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys):
     answered(runs[0], "yn")
     answered(runs[1], "yn", start=2)

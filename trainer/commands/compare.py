@@ -1,8 +1,10 @@
-"""`octet compare`: print a table of the runs of a sweep, from the files in their folders."""
+"""`octet compare`: print a table of the runs of a sweep, from the files in their folders. Runs that differ only in
+their seed become one row; JSON and CSV have each run."""
 
 import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -11,6 +13,7 @@ from trainer.commands.shared_options import add_runs
 from trainer.machine.console import Console, folded
 from trainer.machine.safe_text import print
 from trainer.reports.csv_and_latex import as_csv
+from trainer.reports.curves import groups_of
 from trainer.reports.report import Pair, ranked, shown
 from trainer.run_folder.reader import RunFiles, as_written, differing, facts_of, names_of, read_runs
 from trainer.watch.footer import clock
@@ -42,8 +45,9 @@ def run(options: Namespace) -> None:
             return
         console = Console(wide=WIDTH)
         names = {str(folder): name for folder, name in names_of(runs).items()}
+        alike = [[str(run.folder) for run in group.runs] for group in groups_of(runs)]
         for rows in tasks:
-            for table in tables(rows, names, console.width):
+            for table in tables(_by_seeds(rows, alike), names, console.width):
                 console.print(table)
         if len(tasks) > 1:
             console.print("Runs on different tasks are not compared with each other.")
@@ -64,13 +68,37 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "low": low, "high": high, **pair, "p": against.get("p"), **row["settings"]}
 
 
+def _by_seeds(rows: Sequence[dict[str, Any]], alike: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Return a row for each group of runs that are `alike` but for their seed, the best first. Tests against the best
+    of several seeds would say nothing, so they are left out."""
+    measure = REWARD.name if REWARD.name in rows[0] else STRICT.name
+    by_run = {row["run"]: row for row in rows}
+    groups = [group for runs in alike if (group := [by_run[run] for run in runs if run in by_run])]
+    if len(groups) < len(rows):
+        rows = [_of_seeds(group, measure) if len(group) > 1 else {**group[0], "against": None} for group in groups]
+    return sorted(rows, key=lambda row: (row[measure] is None, -(row[measure] or 0.0)))
+
+
+def _of_seeds(rows: Sequence[dict[str, Any]], measure: str) -> dict[str, Any]:
+    """Return the means of several runs, and their lowest and highest result in place of an interval."""
+    results, best = ([row[key] for row in rows if row[key] is not None] for key in (measure, "best"))
+    seeds = f"{len(results)} of " * (len(results) < len(rows)) + f"{len(rows)} seeds"
+    row = rows[0] | {"runs": [row["run"] for row in rows], "settings": {**rows[0]["settings"], "run.seed": seeds}}
+    row |= {measure: fmean(results), "interval": [min(results), max(results)]} if results else {measure: None}
+    row |= {"best": fmean(best) if best else None, "training_s": fmean(row["training_s"] for row in rows)}
+    return row | {"steps": "-".join(map(str, sorted({*(row["steps"] for row in rows)}))), "against": None}
+
+
 def tables(rows: Sequence[dict[str, Any]], names: Mapping[str, str], width: int) -> Iterator[Table]:
     columns = _columns(rows, names)
     problems = sorted({row["problems"] for row in rows if row["problems"]})
     compared = sum(row["against"] is not None for row in rows)
     corrected = f", p corrected for {compared} runs (Holm)" if compared > 1 else ""
     shared = " (compared on those that both have)" if len(problems) > 1 and compared else ""
-    title = f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}{shared}; 95 % intervals{corrected}"
+    seeds = ", of several seeds their mean, lowest and highest" if any("runs" in row for row in rows) else ""
+    title = (
+        f"Held-out problems: {', '.join(map(str, problems)) or 'none yet'}{shared}; 95 % intervals{seeds}{corrected}"
+    )
     texts = {*columns} - {*MEASURED}
     return folded([*columns], zip(*columns.values(), strict=True), width, texts, title)
 
@@ -79,7 +107,8 @@ def _columns(rows: Sequence[dict[str, Any]], names: Mapping[str, str]) -> dict[s
     """Return the columns by their heads: names, the settings that differ between the rows, and results."""
     settings = [row["settings"] for row in rows]
     differ = [key for key in settings[0] if len({str(values[key]) for values in settings}) > 1]
-    columns = {"run": [names[row["run"]] for row in rows]}
+    differ += ["run.seed"] if len(rows) == 1 and "runs" in rows[0] else []
+    columns = {"run": [", ".join(names[run] for run in row.get("runs", [row["run"]])) for row in rows]}
     columns |= {key: [shown(values[key]) for values in settings] for key in differ}
     measure = REWARD if REWARD.name in rows[0] else STRICT
     results = [(row[measure.name], row["interval"], "none yet" if row["evaluates"] else "-") for row in rows]
