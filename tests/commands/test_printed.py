@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import shutil
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -197,6 +198,8 @@ FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollou
 FEW += ["eval.problems=4", "eval.every=1", "run.dir=runs/demo", "run.threads=1"]
 RUNS = {name: {} for name in ("first", "shop", "sweep/00", "sweep/01", "rates/00", "rates/01", "seed0")}
 RUNS |= {"seed1": {"run": {"seed": 1}}, "large-rate": {"algorithm": {"lr": 0.01}}}
+WRITTEN = re.search(r"    # mytools\.py\n(?:(?:    .*)?\n)+", (ROOT / "docs/environments.md").read_text())
+assert WRITTEN, "the page has a tool"
 CODE = {"completion": "def largest(numbers):\n    return max(numbers)", "tests": "assert largest([1, 3, 2]) == 3"}
 FILES = {
     "shop.csv": "Question;Answer\n" + "".join(f"What is {n} + 2?;{n + 2}\n" for n in range(80)),
@@ -206,6 +209,7 @@ FILES = {
     "mine.py": "def score(completions, gold, **columns):\n"
     "    return [float(answer in text) for text, answer in zip(completions, gold)]\n",
     "my_rewards.py": "def brevity(completions, **columns):\n    return [1.0 for _ in completions]\n",
+    "mytools.py": textwrap.dedent(WRITTEN[0]),
     "my_study.yaml": "preset: nano\nseeds: 1\narms: {grpo: {}, small: {lora.r: 4}}\nsettings: {run.steps: 1, "
     "rollout.problems: 4, rollout.group_size: 4, rollout.max_new_tokens: 8, eval.problems: 4}\n",
     "gsm8k/train.jsonl": sums(10),

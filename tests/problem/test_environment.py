@@ -330,7 +330,20 @@ def test_what_trl_takes_as_environment_and_tools_is_used_as_it_is(tokenizer, tmp
     assert asked.environments.step(environment, problem, said) == ("7\n3.0", False, 0.0)
     said = call % ("add", "{}") + call % ("reset", '{"start": 99}') + call % ("get_reward", "{}")
     told, done, _ = asked.environments.step(environment, problem, said)
-    assert (done, told.count("{'error': "), "Tool reset not found." in told) == (False, 3, True)
+    assert (done, told.count("Error: "), "there is no tool 'reset'" in told) == (False, 3, True)
+    assert asked.environments.step(environment, problem, "I am there.") == ("", True, 7.0)
+
+
+def test_the_tools_of_trl_are_called_in_fenced_blocks_if_the_chat_template_has_no_tools(tokenizer, tmp_path):
+    asked = prompter(tokenizer, None, of_trl(tmp_path))
+    problem = replace(PROBLEM, extra={"start": 4})
+    text = asked.prompt(problem).text
+    assert "3 * 14? Start: 4.\n\nYou may call" in text
+    assert "add: Add to the counter. Write amount (integer): How much to add." in text
+    environment, _ = asked.environments.begin(problem)
+    said = "```add\n3\n``` and ```double\n1.5\n``` and ```add\nten\n```"
+    told, done, _ = asked.environments.step(environment, problem, said)
+    assert (told.splitlines()[:2], "Error: amount: " in told, done) == (["7", "3.0"], True, False)
     assert asked.environments.step(environment, problem, "I am there.") == ("", True, 7.0)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -126,6 +127,75 @@ def test_calls_in_fenced_blocks():
     said, done, _ = environment.step("```calculator\n1 + 1\n```\n" * 10)
     assert said.splitlines() == ["2"] * 8 + ["Error: only 8 calls of a turn are answered."]
     assert not done
+
+
+OWN = """
+import time
+
+def lookup(country: str) -> int:
+    '''Return the population of a country.
+
+    Args:
+        country: Its English name.
+    '''
+    time.sleep(60 if country == "Atlantis" else 0)
+    return {"France": 68, "7": 7}[country]
+
+async def trip(city: str, days: int, cost: float = 1.0, sleeps: bool = True) -> str:
+    '''Plan a trip.
+
+    Args:
+        city: Where to.
+        days: How many.
+        cost: Of a day.
+        sleeps: Whether at a hotel.
+    '''
+    return repr((city, days, cost, sleeps))
+
+def now() -> str:
+    '''Return the time.'''
+    return "noon"
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Return the environment of a table of functions with this form of calls, beside the calculator."""
+    (tmp_path / "mine.py").write_text(OWN)
+    names = ["calculator", *(f"{tmp_path}/mine.py:{name}" for name in ("lookup", "trip", "now"))]
+    return lambda calls: ToolCalls(tools_of(names, seconds=0.5), calls)
+
+
+@pytest.mark.parametrize(("name", "block", "said"), [
+    ("lookup", "France", "68"), ("lookup", "7", "7"), ("now", "", "noon"), ("calculator", "3 * 14", "42"),
+    ("lookup", "Mars", "Error: KeyError: 'Mars'"), ("lookup", "Atlantis", "Error: no result after 0.5 seconds."),
+    ("trip", '{"city": "Rome", "days": 3}', "('Rome', 3, 1.0, True)"),
+    ("trip", '{"city": 5, "days": "3", "cost": "2", "sleeps": "false"}', "('5', 3, 2.0, False)"),
+    ("trip", '{"city": {"a": 1}, "days": 0.5}', "Error: city: Input"), ("trip", '{"days": 1}', "Error: city: Missing"),
+    ("trip", '{"city": "Rome", "days": 1e999}', "Error: days: "),
+    ("trip", '{"city": "Rome", "days": 1, "x": 1}', "Error: x: "),
+    ("trip", '{"city": "Rome", "days": 1, "cost": NaN}', "Error: cost: "), ("trip", "Rome", "Error: JSONDecodeError"),
+    ("trip", "[1]", "Error: TypeError"), ("trip", "[" * 100_000, "Error: "), ("now", '{"zone": 1}', "Error: zone: "),
+    ("trip", '{"city": "Rome", "days": ' + "9" * 5000 + "}", "Error: "),
+])  # fmt: skip
+def test_a_function_of_the_user_gets_what_fits_its_annotations_and_its_errors_are_replies(own, name, block, said):
+    reply, done, _ = own("fenced").step(f"I ask.\n```{name}\n{block}\n```")
+    assert (reply[: len(said)], done) == (said, False)
+    written = {"country": block} if name == "lookup" else {"expression": block} if name == "calculator" else None
+    with suppress(ValueError, RecursionError, TypeError):  # of a block that is no JSON, or no object
+        turn = call(name, **(written or json.loads(block or "{}")))
+        assert own("template").step(turn)[0].startswith(said)
+
+
+def test_a_function_of_the_user_is_described_in_both_forms(own):
+    lines = own("fenced").request.splitlines()
+    assert lines[-1] == "now: Return the time."
+    assert lines[-3] == "lookup: Return the population of a country. Write country (string): Its English name."
+    assert lines[-2].endswith("Write JSON with city (string): Where to; days (integer): How many; "
+                              "cost (number): Of a day; sleeps (boolean): Whether at a hotel.")  # fmt: skip
+    *_, lookup, trip, _ = own("fenced").tools.values()
+    assert (lookup.example, json.loads(trip.example)["city"]) == ("COUNTRY", "CITY")
+    assert trip.schema["function"]["parameters"]["required"] == ["city", "days"]
 
 
 def test_python_runs_in_the_sandbox():

@@ -42,6 +42,21 @@ def test_a_run_with_turns_resumes_to_the_same_bits_and_says_who_wrote_what(tmp_p
     assert all(record["turns"] >= 1 for record in learned(tmp_path / "it"))
 
 
+def test_a_run_with_a_tool_of_the_user_resumes_with_its_copy(tmp_path):
+    tool = (
+        "def twice(number: int) -> int:\n    '''Double.\n\n    Args:\n        number: It.\n    '''\n    return number"
+    )
+    (tmp_path / "mine.py").write_text(tool)
+    few = ["--preset", "nano", *FEW, "run.merge=false", "eval.problems=2", "prompt.max_tokens=400"]
+    train(tmp_path, *few, f"task.tools=[calculator,{tmp_path}/mine.py:twice]", "run.dir=it")
+    assert (tmp_path / "it/given/code/mine.py").read_text() == tool
+    assert f"checksum of {tmp_path}/mine.py" in json.loads((tmp_path / "it/machine.json").read_text())
+    (tmp_path / "mine.py").unlink()
+    resumes_to_the_bit(tmp_path / "it")
+    octet(tmp_path, "chat", "it", "--json", "What is 3 + 4?", check=True)
+    octet(tmp_path, "eval", "it", "--problems", "2", check=True)
+
+
 def test_a_run_of_an_agent_resumes_to_the_same_bits(tmp_path):
     assert "the agent writes its own prompts\n'" in train(tmp_path, *AGENT, "run.dir=it")
     resumes_to_the_bit(tmp_path / "it")

@@ -113,7 +113,7 @@ def nested(key: str, value: object) -> object:
 AWAY = ["away.py", "~/away.py", "{run}/../away.py"]  # in the working folder, in the home folder, and anywhere else
 
 
-@pytest.mark.parametrize("setting", ["reward.custom", "task.name", "task.mix"])
+@pytest.mark.parametrize("setting", ["reward.custom", "task.tools", "task.name", "task.mix"])
 @pytest.mark.parametrize(
     "named", ["given/code/mine.py", "mine.py", "../mine.py", "{run}/mine.py", "/gone/mine.py", *AWAY]
 )
@@ -126,7 +126,7 @@ def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named, 
     (run / "given/code").mkdir(parents=True)
     copy.write_text(f"open({str(ran)!r}, 'w').close()\n\ndef brief(completions, **_):\n    return [0.0]\n")
     code = named.format(run=run) + ":brief"
-    value = {"reward.custom": [code], "task.name": code, "task.mix": {code: 1.0}}[setting]
+    value = {"reward.custom": [code], "task.tools": [code], "task.name": code, "task.mix": {code: 1.0}}[setting]
     (run / "config.yaml").write_text(yaml.safe_dump(nested(setting, value)))
     value = attrgetter(setting)(resolve(str(run / "config.yaml")))
     (found,) = [value] if isinstance(value, str) else value
@@ -134,7 +134,7 @@ def test_code_that_only_a_run_folder_names_is_not_run(tmp_path, setting, named, 
     with refuses(setting, names="somebody else"):
         user_code.load(setting, found)
     assert not ran.exists()
-    typed = {"reward.custom": f"[{found}]", "task.name": found, "task.mix": f"{{'{found}': 1}}"}[setting]
+    typed = {"task.name": found, "task.mix": f"{{'{found}': 1}}"}.get(setting, f"[{found}]")
     resolve(str(run / "config.yaml"), None, [f"{setting}={typed}"])
     assert user_code.load(setting, found)([""]) == [0.0]
     assert ran.exists()

@@ -108,13 +108,15 @@ def test_accuracy_is_counted_beside_the_reward_and_groups_that_only_correct_kill
 
 def test_what_an_environment_says_and_a_thought_that_the_prompt_begins_are_counted_for_what_they_are():
     one, tally, new = group([0.1] * 3, lengths=[60] * 3), Tally(), (*range(60),)
-    turns = [(Turn("model", said), Turn("environment", "no"), Turn("model", "7")) for said in ("5", "6")]
+    replies = {"5": "no", "6": "12\nError: no"}
+    turns = [(Turn("model", one), Turn("environment", reply), Turn("model", "7")) for one, reply in replies.items()]
     talk = {"tokens": (*new, *[1] * 300), "written": (True,) * 60 + (False,) * 300, "text": "7"}
     answers = [replace(one.completions[0], turns=turn, **talk) for turn in turns]
     answers.append(replace(one.completions[0], text="so", truncated=True))
     tally_groups(tally, [replace(one, prompt=replace(one.prompt, text="q <think>"), completions=tuple(answers))])
     expected = {"distinct": 1.0, "repetitive": 0.0, "turns": 2.0, "observed": 300.0, "unfinished_thinking": 1 / 3}
-    expected |= {"length": 60.0, "reward/std": 0.0}  # though the mean square of three 0.1 is below the squared mean
+    # the deviation is 0 though the mean square of three 0.1 is below the squared mean
+    expected |= {"tool_errors": 1 / 2, "length": 60.0, "reward/std": 0.0}
     means = tally.means(lambda sums: [sums])
     assert {name: means[name] for name in expected} == pytest.approx(expected)
 

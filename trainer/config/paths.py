@@ -14,7 +14,7 @@ DATA = ("task.path", "task.test_path", "task.data_dir")
 FOLDERS = ("task.data_dir", "lora.start", "teacher.adapter")
 MODELS = ("model.name", "teacher.name")  # the folder of a model may have any name
 NAMES = ("model.name", "teacher.name", "prompt.style", "reward.judge.rubric", "engine.ds_config")  # may be paths
-PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "task.agent", "reward.custom")
+PATHS = (*DATA, *FOLDERS[1:], *NAMES, "task.name", "task.mix", "task.agent", "task.tools", "reward.custom")
 
 
 def file_of(text: str) -> str:

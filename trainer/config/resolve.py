@@ -38,7 +38,7 @@ WANTED |= {"string": "a text"}
 YAML_KINDS = {bool: "true or false", int: "a number", float: "a number", date: "a date", datetime: "a date"}
 YAML_KINDS |= {dict: "a mapping"}
 # Settings that name code, a command, or a server that may get a key, and those that let other code run.
-OF_OTHERS = ["task.name", "task.mix", "task.agent", "reward.custom", "reward.judge.url", "teacher.url"]
+OF_OTHERS = ["task.name", "task.mix", "task.agent", "task.tools", "reward.custom", "reward.judge.url", "teacher.url"]
 OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments", "model.trust_remote_code"]
 OF_OTHERS += ["reward.code.unsafe"]
 

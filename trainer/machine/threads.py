@@ -1,9 +1,13 @@
 """Run functions in daemon threads, which Python does not join when it exits. It joins those of a ThreadPoolExecutor, so
 Ctrl-C would take effect only after the timeout of a server that does not answer."""
 
+import asyncio
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
+from contextlib import suppress
+from functools import cache
 from threading import Lock, Thread
 from typing import Any, TypeVar
 
@@ -58,3 +62,22 @@ def each(work: Sequence[Callable[[], T]], at_once: int) -> Iterator[tuple[int, T
             yield indices[future], future.result()
     finally:
         workers.drop()
+
+
+def finished(result: Any) -> Any:
+    """Return a result, or that of a coroutine, which runs in the one event loop of all environments and tools."""
+    return asyncio.run_coroutine_threadsafe(result, _loop()).result() if inspect.iscoroutine(result) else result
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop. There is one, because a connection belongs to the loop in which it was opened."""
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        while True:
+            with suppress(SystemExit, KeyboardInterrupt):  # raised by a coroutine, whose caller gets it too
+                loop.run_forever()
+
+    Thread(target=run, daemon=True).start()
+    return loop

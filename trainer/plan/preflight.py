@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer.config import ds_config
 from trainer.config.read_yaml import written
 from trainer.config.resolve import flat
+from trainer.config.sections.task import TOOLS
 from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ConfigError, Finding
 from trainer.machine import hardware, quiet
@@ -31,6 +32,7 @@ from trainer.model.shapes import planned_shape
 from trainer.plan import downloads, memory_check
 from trainer.plan.planner import ADAM, PROCESS, Planner
 from trainer.problem.task import DataTask, make_task
+from trainer.problem.tools import tools_of
 from trainer.reward import make
 from trainer.run_folder import changed_settings
 
@@ -124,8 +126,10 @@ def must_leave_our_cards(machine: hardware.Hardware, vllm: Vllm, ranks: int) -> 
 
 
 def must_be_usable(config: Config) -> None:
-    """Raise ConfigError if the run folder is a file, cannot be written, or holds a run with other settings."""
+    """Raise ConfigError if the run folder is a file, cannot be written, or holds a run with other settings, and for a
+    tool of the user that a model cannot call."""
     must_be_writable(config.run.dir or RUNS)
+    tools_of([tool for tool in config.task.tools if tool not in TOOLS], config.rollout.turns.seconds)
     if config.run.dir:
         changed_settings.refuse_other_settings(config.run.dir, config)
 

@@ -8,15 +8,11 @@ Every answer has its own environment. A task from a user's file makes one in its
 `task.tools` adds one to any task.
 """
 
-import asyncio
-import inspect
 import math
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +20,9 @@ from trainer.config.settings import TaskSettings
 from trainer.errors import ConfigError, DataError
 from trainer.machine import threads, user_code
 from trainer.problem.task import DataTask, Task
-from trainer.problem.tools import ToolCalls, tools_of
+from trainer.problem.tools import SECONDS, ToolCalls, tools_of
 from trainer.records import Problem
 
-SECONDS = 60.0
 Environment = Any  # an object with the methods above, which may be async
 Reply = tuple[str, bool, float]  # the text for the model, whether the answer is done, a reward
 
@@ -42,7 +37,7 @@ class Environments:
     seconds: float = SECONDS  # time limit of environment() and reset() while prompts are made
     may_ask: bool = False  # reset() may ask something other than the question of the problem
     role: str = "user"  # role of the replies in the chat template
-    is_built_in: bool = False  # these are Octet's tools, which have a time limit and need no containment
+    is_built_in: bool = False  # these are tools, each of which has a time limit and needs no more containment
     is_inline: bool = False  # a reply continues the model's own turn
     stops: tuple[str, ...] = ()  # strings that end a turn
     schemas: tuple[Mapping[str, Any], ...] = ()  # tools that the chat template describes
@@ -87,12 +82,8 @@ class Environments:
     def _call(self, method: str, problem: Problem, work: Callable[[], Any]) -> Any:
         if self.is_built_in:
             return work()
-
-        def finished() -> Any:
-            result = work()
-            return asyncio.run_coroutine_threadsafe(result, _loop()).result() if inspect.iscoroutine(result) else result
-
-        return user_code.call(f"{self.setting}: {method}() for {problem.id} raised ", self.path, finished, DataError)
+        raised = f"{self.setting}: {method}() for {problem.id} raised "
+        return user_code.call(raised, self.path, lambda: threads.finished(work()), DataError)
 
 
 def environments_of(
@@ -105,7 +96,7 @@ def environments_of(
             reason = f"{parts[0].name} has its own environment"
             remedy = "Leave one of the two out, or call the tools in its step()"
             raise ConfigError(f"task.tools={','.join(settings.tools)}", reason, remedy)
-        return _with_tools(settings, chat_template)
+        return _with_tools(settings, chat_template, seconds)
     if not parts:
         return None
 
@@ -120,10 +111,10 @@ def environments_of(
     if parts[0] is not task:
         reason = "a part of the mixture has TRL's tools, which all prompts would show"
         raise ConfigError(named, reason, "Train it alone")
-    if not has_tools(chat_template):
-        raise ConfigError(named, NO_TOOLS, "Take a model that calls tools, such as Qwen2.5")
-    schemas = user_code.call(f"{named}: its tools cannot be described: ", path, lambda: functions().schemas)
-    return Environments(named, path, make, seconds, may_ask=True, role="tool", schemas=schemas)
+    make_functions = partial(functions, "template" if has_tools(chat_template) else "fenced", seconds)
+    what = f"{named}: its tools cannot be described: "
+    options = user_code.call(what, path, lambda: _form(make_functions()))
+    return Environments(named, path, lambda _: make_functions(), seconds, may_ask=True, **options)
 
 
 # Marks of calls that Octet does not read: those of Gemma 4, gpt-oss, Mistral and DeepSeek.
@@ -136,19 +127,23 @@ def has_tools(chat_template: str | None) -> bool:
     return "tools" in template and not any(mark in template for mark in OTHER_CALLS)
 
 
-def _with_tools(settings: TaskSettings, chat_template: str | None) -> Environments:
+def _with_tools(settings: TaskSettings, chat_template: str | None, seconds: float) -> Environments:
     knows_tools = has_tools(chat_template)
     if settings.calls == "template" and not knows_tools:
         raise ConfigError("task.calls=template", NO_TOOLS, "Write task.calls=fenced")
     calls = settings.calls if settings.calls != "auto" else "template" if knows_tools else "fenced"
-    tools = tools_of(settings.tools)
-    options: dict[str, dict[str, Any]] = {
-        "inline": {"is_inline": True, "stops": ("=",)},
-        "template": {"role": "tool", "schemas": tuple(tool.schema for tool in tools)},
-        "fenced": {"request": ToolCalls(tools, calls).request},
-    }
-    name = f"task.tools={','.join(settings.tools)}"
-    return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), is_built_in=True, **options[calls])
+    tools, name = tools_of(settings.tools, seconds), f"task.tools={','.join(settings.tools)}"
+    options = _form(ToolCalls(tools, calls))
+    return Environments(name, Path(__file__), lambda _: ToolCalls(tools, calls), is_built_in=True, **options)
+
+
+def _form(example: ToolCalls) -> dict[str, Any]:
+    """Return the options of environments like this one, whose tools are called in its form."""
+    if example.calls == "inline":
+        return {"is_inline": True, "stops": ("=",)}
+    if example.calls == "fenced":
+        return {"request": example.request}
+    return {"role": "tool", "schemas": tuple(tool.schema for tool in example.tools.values())}
 
 
 def is_number(value: Any) -> bool:
@@ -157,17 +152,3 @@ def is_number(value: Any) -> bool:
         return not isinstance(value, str | bytes) and math.isfinite(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last one is that of a tensor of several numbers
         return False
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the one event loop of all environments: a connection belongs to the loop in which it was opened."""
-    loop = asyncio.new_event_loop()
-
-    def run() -> None:
-        while True:
-            with suppress(SystemExit, KeyboardInterrupt):  # raised by a coroutine, whose caller gets it too
-                loop.run_forever()
-
-    threading.Thread(target=run, daemon=True).start()
-    return loop

@@ -4,13 +4,13 @@ The method `environment` of a task may return `OpenEnv(client, action)` or `Veri
 `environment_factory` and `tools` are attributes of a task; see docs/bring.md.
 """
 
-import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.problem.tools import MOST_CALLS, calls_in
+from trainer.machine.threads import finished
+from trainer.problem.tools import OwnTool, ToolCalls
 from trainer.records import Problem
 
 
@@ -85,52 +85,30 @@ class Verifiers:
         return await result if inspect.isawaitable(result) else result
 
 
-class Functions:
+class Functions(ToolCalls):
     """The environment made from TRL's `environment_factory` and `tools`: the model calls these tools and the public
     methods of what the factory makes. A turn without a call ends the answer, and `get_reward`, if there is one, returns
     its reward."""
 
-    def __init__(self, factory: Callable[[], Any] | None, tools: Sequence[Callable[..., Any]]) -> None:
+    def __init__(
+        self, factory: Callable[[], Any] | None, tools: Sequence[Callable[..., Any]], calls: str, seconds: float
+    ) -> None:
         self.environment: Any = factory() if factory else None
         names = [name for name, _ in inspect.getmembers(type(self.environment), inspect.isfunction) if name[0] != "_"]
         methods = [getattr(self.environment, name) for name in names if name not in ("reset", "get_reward")]
-        self.functions = {function.__name__: function for function in (*tools, *methods)}
+        super().__init__([OwnTool(function, seconds) for function in (*tools, *methods)], calls)
 
-    @property
-    def schemas(self) -> tuple[Mapping[str, Any], ...]:
-        """Return the JSON schemas that a chat template shows, made from docstrings and annotations."""
-        from transformers.utils import get_json_schema
-
-        return tuple(map(get_json_schema, self.functions.values()))
-
-    async def reset(self, problem: Problem) -> str | None:
+    def reset(self, problem: Problem) -> str | None:
         """Return the question followed by what the environment adds to it, or None if it adds nothing."""
         if self.environment is None:
             return None
         messages = [dict(message) for message in problem.messages]
-        added = await _called(self.environment.reset, {"prompt": messages or problem.question, **problem.extra})
+        added = finished(self.environment.reset(**{"prompt": messages or problem.question, **problem.extra}))
         if added and sum(message["role"] != "system" for message in messages) > 1:
             raise ValueError("reset() adds to a question, and the prompt is a conversation of several turns")
         return problem.question + added if added else None
 
-    async def step(self, text: str) -> tuple[str, bool, float]:
-        _, calls = calls_in(text, self.functions)
-        results = [await self._result(name, arguments) for name, arguments in calls[:MOST_CALLS]]
-        if results or not hasattr(self.environment, "get_reward"):
-            return "\n".join(results), not results, 0.0
-        return "", True, float(await _called(self.environment.get_reward, {}))
-
-    async def _result(self, name: str, arguments: Mapping[str, Any]) -> str:
-        try:
-            if name not in self.functions:
-                raise ValueError(f"Tool {name} not found.")
-            return str(await _called(self.functions[name], arguments))
-        except Exception as error:  # noqa: BLE001  caused by what the model wrote; like TRL, tell the model
-            return str({"error": str(error)})
-
-
-async def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function, async or not, without blocking other environments."""
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    return await asyncio.to_thread(function, **arguments)
+    def step(self, text: str) -> tuple[str, bool, float]:
+        reply, done, _ = super().step(text)
+        is_paid = done and hasattr(self.environment, "get_reward")
+        return reply, done, float(finished(self.environment.get_reward())) if is_paid else 0.0

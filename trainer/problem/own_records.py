@@ -168,8 +168,7 @@ class OwnTask(RecordsTask):
             if self.environment or isinstance(factory, dict):
                 what = "several environments" if isinstance(factory, dict) else "an `environment` beside TRL's"
                 raise ConfigError(f"task.name={settings.name}", f"it has {what}", "Keep only one")
-            self.functions = partial(Functions, factory, tools)
-            self.environment = lambda problem: Functions(factory, tools)
+            self.environment = self.functions = partial(Functions, factory, tools)
 
     def _call(self, method: str, problem: Problem, text: str) -> Any:
         own, path = self.own, user_code.find("task.name", self.settings.name)

@@ -38,7 +38,7 @@ class Task(ABC):
     read: Callable[[Problem, str], str | None] | None = None  # finds the answer in what a model wrote
     score: Callable[[Problem, str], float] | None = None  # the worth of an answer; an answer worth 1 is correct
     environment: Callable[[Problem], Any] | None = None  # makes what replies to the model; see `environment.py`
-    functions: Callable[[], Any] | None = None  # the same for TRL's environments (`foreign_environments.py`)
+    functions: Callable[[str, float], Any] | None = None  # the same for TRL's ones (`foreign_environments.py`)
     columns: Iterable[str] = ()  # of the parts of a mixture, which do not all have the same ones
     in_words = False  # whether most gold answers are not numbers, which changes the example in the prompt
 

@@ -1,4 +1,4 @@
-"""Tools that a model may call in any task: a calculator, and Python in the sandbox.
+"""Tools that a model may call in any task: a calculator, Python in the sandbox, and the user's own functions.
 
     template   <tool_call>{"name": "calculator", "arguments": {"expression": "3 * 14"}}</tool_call>
                or in the forms of Qwen3.5, Llama and LFM2
@@ -17,13 +17,18 @@ import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any
+
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from trainer.answers.arithmetic import UNCALCULATED, worth
 from trainer.answers.strip_thinking import after_thinking
 from trainer.errors import ConfigError
+from trainer.machine import user_code
 from trainer.machine.hardware import cores_of_rank
+from trainer.machine.threads import finished
 from trainer.records import Problem
 from trainer.sandbox.confine import Limits
 from trainer.sandbox.pool import Sandbox
@@ -31,6 +36,9 @@ from trainer.sandbox.pool import Sandbox
 LONGEST_EXPRESSION = 200  # characters
 MOST_CALLS = 8  # in a turn
 PYTHON_S, PYTHON_MB = 5.0, 512
+SECONDS = 60.0  # time limit of a call of a function of the user
+PLAIN = ("string", "integer", "number", "boolean")  # types whose value may be the whole text of a fenced block
+CHECKED = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False)  # how arguments are compared with annotations
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -64,16 +72,75 @@ class Tool:
         return {"type": "function", "function": function}
 
 
+class OwnTool:
+    """A typed function of the user with a docstring. A call that does not fit its annotations never reaches it. What is
+    wrong with a call, and what the function raises, becomes the reply to the model."""
+
+    argument = None  # it takes all arguments
+
+    def __init__(self, function: Callable[..., Any], seconds: float) -> None:
+        self.function, self.name, self.seconds = function, function.__name__, seconds
+
+    @cached_property
+    def schema(self) -> Any:
+        """Return the JSON schema, which is made from the annotations and the docstring as TRL does it."""
+        from transformers.utils import get_json_schema
+
+        return get_json_schema(self.function)
+
+    @property
+    def about(self) -> str:
+        about, form = str(self.schema["function"]["description"]), "Write" if self._is_plain else "Write JSON with"
+        known = [
+            (name, one.get("type", "any"), one["description"].rstrip(".")) for name, one in self._parameters.items()
+        ]
+        parts = [f"{name} ({kind}): {text}" for name, kind, text in known]
+        return f"{about} {form} {'; '.join(parts)}." if parts else about
+
+    @property
+    def example(self) -> str:
+        values = {name: name.upper() for name in self._parameters}
+        return "".join(values.values()) if self._is_plain else json.dumps(values)
+
+    def use(self, written: str | Mapping[str, Any]) -> str:
+        """Return the result of a call in a fenced block, or with the arguments that a chat template writes."""
+        call = user_code.Call(partial(self._result, written))
+        with user_code.contained:
+            call.start()
+            call.join(self.seconds)
+        if call.is_alive():
+            return f"Error: no result after {self.seconds:g} seconds."
+        if isinstance(call.error, ValidationError):
+            flaws = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in call.error.errors())
+            return f"Error: {'; '.join(flaws)}."
+        return str(call.result) if call.error is None else f"Error: {user_code.where(call.error, Path())}"
+
+    def _result(self, written: Any) -> str:
+        if isinstance(written, str):
+            text = written.strip()
+            written = dict.fromkeys(self._parameters, text) if self._is_plain else json.loads(text or "{}")
+        return str(finished(validate_call(config=CHECKED)(self.function)(**written)))
+
+    @property
+    def _parameters(self) -> Any:
+        return self.schema["function"]["parameters"]["properties"]
+
+    @property
+    def _is_plain(self) -> bool:
+        """Return True if the one argument is the text of a block."""
+        return [one.get("type") in PLAIN for one in self._parameters.values()] == [True]
+
+
 class ToolCalls:
     """The environment of an answer with tools."""
 
-    def __init__(self, tools: Sequence[Tool], calls: str) -> None:
+    def __init__(self, tools: Sequence[Tool | OwnTool], calls: str) -> None:
         self.tools = {tool.name: tool for tool in tools}
         self.calls = calls
         self.line = ""  # the last line of the answer so far, including inline results
 
-    def reset(self, problem: Problem) -> None:
-        return
+    def reset(self, problem: Problem) -> str | None:
+        return None
 
     def step(self, text: str) -> tuple[str, bool, float]:
         if self.calls == "inline":
@@ -108,7 +175,7 @@ class ToolCalls:
             tool = self.tools.get(name)
             if tool is None:
                 return f"Error: there is no tool {name!r:.40}. There are: {', '.join(self.tools)}."
-            argument = str(arguments[tool.argument])
+            argument: Any = arguments if tool.argument is None else str(arguments[tool.argument])
         except UNREADABLE:
             return 'Error: this is no call. Write {"name": ..., "arguments": {...}} as JSON.'
         return tool.use(argument)
@@ -222,8 +289,20 @@ CALCULATOR = Tool("calculator", "evaluates an arithmetic expression.", "expressi
 PYTHON = Tool("python", "runs a Python program and returns what it prints.", "code", "print(12 * (3 + 4))", ran)
 
 
-def tools_of(names: Sequence[str]) -> list[Tool]:
-    """Return the tools with these names. The sandbox starts here, so that an unsuitable machine is refused at once."""
+BUILT_IN = {tool.name: tool for tool in (CALCULATOR, PYTHON)}
+
+
+def tools_of(names: Sequence[str], seconds: float = SECONDS) -> list[Tool | OwnTool]:
+    """Return the tools with these names. The sandbox starts, and the user's functions are described, so that what
+    cannot be used is refused at once."""
     if PYTHON.name in names:
         _sandbox()
-    return [{"calculator": CALCULATOR, "python": PYTHON}[name] for name in names]
+    return [BUILT_IN.get(name) or _own(name, seconds) for name in names]
+
+
+def _own(setting: str, seconds: float) -> OwnTool:
+    tool, path = OwnTool(user_code.load("task.tools", setting), seconds), user_code.find("task.tools", setting)
+    needs = "which needs the type of each argument, and what it is under `Args:` in the docstring"
+    what = f"task.tools={setting}: it cannot be described to a model, {needs}: "
+    user_code.call(what, path, lambda: (tool.schema, validate_call(config=CHECKED)(tool.function)))
+    return tool

@@ -78,7 +78,8 @@ def _is_copied(change: Change, folder: Path) -> bool:
     before, now = (value if isinstance(value, list) else [str(value)] for value in (change.before, change.now))
     if change.key not in PATHS or [Path(text).name for text in before] != [Path(text).name for text in now]:
         return False
-    old, new = ([folder.absolute() / file_of(text) for text in texts] for texts in (before, now))
+    others = [pair for pair in zip(before, now, strict=True) if pair[0] != pair[1]]
+    old, new = ([folder.absolute() / file_of(text) for text in texts] for texts in zip(*others, strict=True))
     own_copies = (folder / CODE).absolute()  # of code that is no longer at its old place
     if not any(path.exists() for path in old if path.parent != own_copies):
         return all(path.exists() for path in new)

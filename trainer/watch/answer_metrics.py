@@ -33,6 +33,8 @@ def tally_groups(tally: Tally, groups: Iterable[ScoredGroup], measure: Measure =
             if completion.turns:
                 tally.add("turns", sum(turn.role == "model" for turn in completion.turns))
                 tally.add("observed", len(completion.tokens) - completion.length)
+                for reply in (turn.text for turn in completion.turns if turn.role == "environment"):
+                    tally.add("tool_errors", any(line.startswith("Error: ") for line in reply.splitlines()))
             tally.add("truncated", completion.truncated)
             tally.add("unfinished_thinking", completion.truncated and is_thinking)
             tally.add("empty", not completion.text.strip())

@@ -21,6 +21,7 @@ BUILT_IN = {
     "reasoning_gym": "trainer.problem.generators:GeneratorTask",
     "mix": "trainer.problem.mixture:MixedTask",
 }
+TOOLS = ("calculator", "python")  # those of problem/tools.py
 
 
 def known_task(name: str) -> str:
@@ -39,6 +40,15 @@ def known_task(name: str) -> str:
     )
 
 
+def known_tool(name: str) -> str:
+    """Return the name of a tool. Raise ValueError if there is no such tool."""
+    file, _, function = name.rpartition(":")
+    if name in TOOLS or (file.endswith(".py") and function.isidentifier()):
+        return name
+    known = f"Known: {', '.join(TOOLS)}, and your own functions, FILE.py:FUNCTION"
+    raise ValueError(f"there is no such tool.{did_you_mean(name, TOOLS)} {known}")
+
+
 class TaskSettings(Section):
     name: Annotated[str, AfterValidator(known_task)] = "nano"
     """`nano`, `addition`, `gsm8k`, `gsm8k-renumbered`, `math`, `multiple_choice`, `records`, `reasoning_gym:GENERATOR`,
@@ -50,8 +60,9 @@ class TaskSettings(Section):
     per pass, and `partial: true` pays partly right answers."""
     seed: int = Field(0, ge=0)
     """Seed of the numbers of `gsm8k-renumbered`."""
-    tools: Annotated[tuple[Literal["calculator", "python"], ...], one_or_many] = ()
-    """Tools that the model may call while it answers; see docs/environments.md."""
+    tools: Annotated[tuple[Annotated[str, AfterValidator(known_tool)], ...], one_or_many] = ()
+    """Tools that the model may call while it answers: `calculator`, `python`, `FILE.py:FUNCTION`, or several; see
+    docs/environments.md."""
     calls: Literal["auto", "template", "fenced", "inline"] = "auto"
     """How a tool is called. `template`: as in the model's chat template. `fenced`: in a fenced block. `inline`: the
     calculator continues after every `=`. `auto`: `template` if the chat template has tools, else `fenced`."""
@@ -99,6 +110,15 @@ class TaskSettings(Section):
         if is_mix and (name := values.get("name", "mix")) != "mix":
             raise ValueError(f"task.name={name} has no effect beside task.mix. Leave one of the two out")
         return {**values, "name": "mix"} if is_mix else values
+
+    @field_validator("tools")
+    @classmethod
+    def _each_name_once(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        names = [tool.rpartition(":")[2] for tool in tools]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"the name {name} is taken. Give the function another one")
+        return tools
 
     @field_validator("mix")
     @classmethod
