@@ -142,6 +142,61 @@ train_in() {
     exit_with "$status" "$folder"
 }
 
+# share COUNT GPUS NODE...: print the srun options of a step on so many nodes, with one task per GPU. With --mem=0 the
+# steps share the memory of the job: by default the first one takes all of it, and the second waits for ever.
+share() {
+    local number="$1" each="$2" named
+    shift 2
+    named="$(IFS=, && echo "$*")"
+    echo "--exact --mem=0 --nodes=$number --nodelist=$named --ntasks-per-node=$each --gpus-per-node=$each"
+}
+
+# train_beside_servers FOLDER SETTING...: run vLLM servers on some GPUs, and train on the rest. There is one server per GPU:
+# on the last OCTET_VLLM_NODES (1) of several nodes, or on the last OCTET_VLLM_GPUS (1) GPUs of a single node.
+train_beside_servers() {
+    local folder="$1" gpus nodes count each rest trainers servers port urls=() node gpu modules words model
+    local server_options step_options
+    shift
+    gpus="$(gpus_of_node)"
+    mapfile -t nodes < <(scontrol show hostnames)
+    if [ "${#nodes[@]}" -gt 1 ]; then
+        count="${OCTET_VLLM_NODES:-1}" each="$gpus" rest="$gpus"
+        trainers=("${nodes[@]::${#nodes[@]}-count}") servers=("${nodes[@]: -count}")
+    else
+        each="${OCTET_VLLM_GPUS:-1}" rest=$((gpus - ${OCTET_VLLM_GPUS:-1}))
+        trainers=("${nodes[0]}") servers=("${nodes[0]}")
+    fi
+    [ "${#trainers[@]}" -gt 0 ] && [ "$rest" -gt 0 ] || { echo "octet: no GPU is left to train on" >&2 && exit 2; }
+    [ "${count:-1}" -gt 0 ] && [ "$each" -gt 0 ] || { echo "octet: no GPU is left to sample on" >&2 && exit 2; }
+
+    # Jobs on the same node have job IDs close to each other, so each ID gets 16 ports.
+    port=$((30000 + 16 * SLURM_JOB_ID % 2000))
+    for node in "${servers[@]}"; do
+        for ((gpu = 0; gpu < each; gpu++)); do urls+=("http://$node:$((port + gpu))"); done
+    done
+    set -- "$@" rollout.engine=vllm_server rollout.vllm.start=false rollout.vllm.urls="$(IFS=, && echo "${urls[*]}")"
+    read -r -a server_options <<<"$(share "${#servers[@]}" "$each" "${servers[@]}")"
+    read -r -a step_options <<<"$(share "${#trainers[@]}" "$rest" "${trainers[@]}")"
+
+    # The servers write into the run folder. The run ends when a server ends, and Slurm ends the servers when the run ends.
+    mkdir -p "$folder"
+    modules="$(package)/rollout/vllm/server_modules"
+    # The servers ask for a key on every route. srun passes it on in the environment; no file or command line has it.
+    export VLLM_API_KEY="${VLLM_API_KEY:-$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}"
+    words="$(model_of "$@")" || exit # wrong settings end the job here
+    mapfile -t model <<<"$words"
+    {
+        run_step "${server_options[@]}" --kill-on-bad-exit=1 --output="$folder/vllm-%t.log" -- \
+            "$root/slurm/vllm_server.sh" "${model[0]}" "$port" "$modules" "${model[@]:1}" || true
+        echo "octet: a vLLM server has ended; see $folder/vllm-*.log"
+        scancel --signal=TERM "$(job_number)"
+    } &
+    watcher=$!
+    trap 'kill "$watcher" 2>/dev/null || true' EXIT
+    echo "octet: ${#urls[@]} vLLM servers on ${servers[*]}, ranks on ${trainers[*]}"
+    train_in "$folder" "$@"
+}
+
 # folder_of SETTING...: print the run folder: run.dir of the settings or the folder of --resume, else run.dir of their
 # preset file, else a folder with the job ID, which stays the same after a requeue.
 folder_of() {

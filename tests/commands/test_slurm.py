@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from tests.commands.conftest import write
-from tests.conftest import ROOT, program, refuses, said_by
+from tests.conftest import ROOT, octet, program, refuses, said_by
 from trainer.commands import slurm
 from trainer.config.resolve import resolve
 from trainer.errors import ClusterError
@@ -52,6 +52,18 @@ def test_the_script_has_what_was_asked_and_what_the_site_says(site, tmp_path):
     assert not list((tmp_path / "run").rglob("finished"))  # a run that is made longer
     assert {"#SBATCH --nodes=1-4", "#SBATCH --time=10:00"} < set(lines)  # the command line goes before the site
     assert (ROOT / "slurm/multi_node.sbatch").read_text().splitlines()[-1] in body  # srun starts a rank for each GPU
+
+
+def test_a_run_that_starts_servers_gets_the_script_that_does_so_in_its_place(site, tmp_path, capsys):
+    asked = ["slurm", "--preset", "nano", "--nodes=1-3", "--gpus=4", "--dry-run", f"run.dir={tmp_path}/run"]
+    for option, count in (("--vllm=2", 2), ("rollout.vllm.start=true", 1)):
+        assert octet(*asked, option) == 0
+        said = capsys.readouterr().out
+        assert f"export OCTET_TRAIN=train_beside_servers OCTET_VLLM_NODES={count} OCTET_VLLM_GPUS={count}\n" in said
+        assert '\ntrain_beside_servers "$(folder_of "$@")" "$@"\n' in said
+    _, body = made(tmp_path / "run", nodes=1, gpus=4, vllm=1, grid=ROOT / "slurm/grid.example")
+    assert '"${OCTET_TRAIN:-train_in}"' in body
+    assert [slurm.JobRequest(4, 8, vllm=1).ranks(nodes) for nodes in (1, 4)] == [7, 24]
 
 
 def test_a_folder_with_a_space_is_one_word_and_the_script_can_be_read_by_whom_the_umask_lets(site, tmp_path):

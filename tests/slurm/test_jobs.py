@@ -196,6 +196,30 @@ def test_vllm_samples_on_one_gpu_for_a_run_on_the_other(cluster, tmp_path):
     until(lambda: not cluster.lab.processes(SLURM_JOB_ID=job.number), 15)
 
 
+DOUBLE = """#!/bin/sh
+while [ "$1" != --port ]; do shift; done
+cd {root} && PYTHONPATH=. exec {python} -m tests.e2e.vllm_double "$2"
+"""
+
+
+def test_octet_slurm_starts_servers_for_each_run_of_a_sweep(cluster, tmp_path):
+    """Their answers come from the double of vLLM, through the shipped scripts."""
+    double = program(tmp_path / "vllm", DOUBLE.format(root=ROOT, python=sys.executable))
+    site, grid = tmp_path / "site.env", tmp_path / "grid"
+    site.write_text(f"{(cluster.folder / 'site.env').read_text()}export OCTET_VLLM_PYTHON={double}\n")
+    grid.write_text("algorithm.lr=1e-3\n")
+    command = [sys.executable, "-m", "trainer.commands.main", "slurm", *SMALL, "run.steps=1", "--gpus=2", "--vllm=1"]
+    command += [f"--sweep={grid}", f"run.dir={tmp_path}/runs"]
+    around = {"PYTHONPATH": str(ROOT), "OCTET_SITE": str(site)}
+    said = cluster.lab.ask(*command, folder=cluster.folder, check=True, **around).stdout
+    job = _submitted(cluster, said)
+    _complete(job, tasks=1)
+    run = tmp_path / "runs/001"
+    assert steps_done(run) == 1
+    assert "- http://node" in (run / "config.yaml").read_text()
+    until(lambda: not cluster.lab.processes(SLURM_JOB_ID=job.number), 15)
+
+
 def adopted(cluster, *step: str, names: list[str]) -> list[list[str]]:
     """The values of these variables in each task of a step."""
     code = "import os; from trainer.ranks import slurm; slurm.adopt_ranks(); "

@@ -20,7 +20,7 @@ from pathlib import Path
 from trainer.commands.shared_options import add_settings_of_a_run, positive
 from trainer.config import ds_config
 from trainer.config.resolve import resolve
-from trainer.config.settings import RUNS, Config
+from trainer.config.settings import RUNS, Config, Vllm
 from trainer.errors import ClusterError, ConfigError, ModelError
 from trainer.machine import disk
 from trainer.machine.installed_files import IS_INSTALLED, ROOT
@@ -37,6 +37,7 @@ SAFE = 1.5  # factor between the longest estimate and the time limit of a job
 SITE_S = 60.0  # of site.env
 # Options of sbatch whose SBATCH_ variables have another name, and options without a value.
 OPTIONS = {"timelimit": "time", "mem-per-node": "mem", "req-switch": "switches", "cpu-freq-req": "cpu-freq"}
+SERVERS = "http://servers-of-the-job"  # stands in job.yaml for the vLLM servers that the script of the job starts
 FLAGS = {"ignore-pbs", "no-kill", "no-requeue", "overcommit", "requeue", "spread-job", "use-min-nodes"}
 
 
@@ -49,6 +50,10 @@ class JobRequest:
     chain: int = 1  # number of jobs that continue the run one after the other
     least: int | None = None  # fewest nodes with which the job may start
     tasks: int | None = None  # number of lines in the grid, if that file is not written yet
+    vllm: int = 0  # nodes, or GPUs of a single node, that have vLLM servers
+
+    def ranks(self, nodes: int) -> int:
+        return (nodes - self.vllm) * self.gpus if nodes > 1 else self.gpus - self.vllm
 
     @property
     def range(self) -> str:
@@ -59,6 +64,8 @@ class JobRequest:
     def script(self) -> str:
         if self.grid:
             return "sweep.sbatch"
+        if self.vllm:
+            return "vllm.sbatch"
         return "multi_node.sbatch" if self.nodes > 1 else "single_node.sbatch"
 
 
@@ -71,27 +78,55 @@ def add_arguments(parser: ArgumentParser) -> None:
     hours.add_arguments(parser)
     parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
     parser.add_argument("--chain", type=positive, default=1, metavar="N", help="N jobs, each resuming the one before")
+    parser.add_argument(
+        "--vllm", type=positive, metavar="N", help="vLLM servers on N nodes, or on N GPUs of a single node"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the script, and write and submit nothing")
 
 
 def run(options: Namespace) -> None:
     if options.time != "auto" and (options.card is not None or options.like):
         raise ConfigError("--card and --like", "they are for --time auto", "Write that as well, or leave them out")
-    config = resolve(options.preset, options.recipe, options.overrides)
+    config = _resolved(options)
     nodes = re.fullmatch(r"(?:([1-9]\d{0,4})-)?([1-9]\d{0,4})", options.nodes)
     if not nodes or int(nodes[1] or 1) > int(nodes[2]):
         reason = "it is neither a number of machines nor a range of them"
         raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", reason, "Write 4, or 1-4")
     least = int(nodes[1]) if nodes[1] else None
-    request = JobRequest(int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least)
+    vllm = (options.vllm or 1) if SERVERS in config.rollout.vllm.urls else 0
+    request = JobRequest(int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least, vllm=vllm)
     if options.time == "auto":
         request = replace(request, time=_limit(config, request, options))
     for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
         try:
-            _check(resolve(options.preset, options.recipe, [*options.overrides, *_words(line)]), request)
+            of_line = _resolved(options, _words(line))
+            if (SERVERS in of_line.rollout.vllm.urls) != bool(vllm):
+                reason = "the jobs of an array are alike, with or without servers"
+                raise ConfigError("rollout.vllm.start", reason, "Write --vllm N for all runs, or leave it out")
+            _check(of_line, request)
         except ValueError as error:  # of the settings, or of a quote that is not closed
             raise ConfigError(f"--sweep {options.sweep}, run {number} ({line})", str(error)) from None
     slurm(config, options.preset, request, options.dry_run)
+
+
+def _resolved(options: Namespace, line: Sequence[str] = ()) -> Config:
+    """Return the settings of a run. If it starts vLLM servers, the script of the job does that in its place."""
+    settings = [*options.overrides, *(["rollout.vllm.start=true"] if options.vllm else []), *line]
+    config = resolve(options.preset, options.recipe, settings)
+    vllm = config.rollout.vllm
+    if not vllm.start:
+        return config
+    for name in ("python", "devices", "tensor_parallel", "memory", "arguments"):
+        if getattr(vllm, name) != Vllm.model_fields[name].default:
+            reason = "a job has one server for each GPU that is not trained on"
+            remedy = "Leave it out. See --vllm, and OCTET_VLLM_PYTHON and OCTET_VLLM_ARGUMENTS in slurm/site.env"
+            raise ConfigError(f"rollout.vllm.{name}", reason, remedy)
+    of_job = ["rollout.engine=vllm_server", "rollout.vllm.start=false", f"rollout.vllm.urls={SERVERS}"]
+    try:
+        return resolve(options.preset, options.recipe, [*settings, *of_job])
+    except ConfigError as error:
+        reason = f"the job starts the servers, not the run, and {error.reason}"
+        raise ConfigError("rollout.vllm.start=true", reason, "Leave it out, and --vllm") from None
 
 
 def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
@@ -100,7 +135,7 @@ def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
     if request.grid:
         raise ConfigError("--time auto", "the runs of a --sweep take different times", "Write --time HH:MM:SS")
     _check(config, request)
-    ranks = request.gpus * (request.least or request.nodes)
+    ranks = request.ranks(request.least or request.nodes)
     planner = Planner(shape_of(config.model.name, config.model.revision), config, ranks, 0)
     time = hours.estimate(options, planner, "")
     if time is None or time.hours is None:
@@ -155,6 +190,8 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
         yield f"export OCTET_PYTHON={shlex.quote(sys.executable)}"
     if request.chain > 1:
         yield "export OCTET_CHAIN=1"
+    if request.vllm:
+        yield f"export OCTET_TRAIN=train_beside_servers OCTET_VLLM_NODES={request.vllm} OCTET_VLLM_GPUS={request.vllm}"
     if request.grid:
         arguments.insert(0, str(request.grid.absolute() if request.tasks else folder / "grid"))
     yield f'set -- {shlex.join(arguments)} "$@"'
@@ -227,18 +264,17 @@ def _words(line: str) -> list[str]:
 
 def _check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
-    if config.rollout.vllm.start:
-        remedy = "Submit slurm/vllm.sbatch, which starts servers itself, or write rollout.vllm.urls"
-        reason = "a job trains on all its GPUs, so none is left for a server"
-        raise ConfigError("rollout.vllm.start=true", reason, remedy)
+    if min(request.ranks(request.least or request.nodes), request.ranks(request.nodes)) < 1:
+        asked = f"--nodes {request.range} --gpus {request.gpus} --vllm {request.vllm}"
+        raise ConfigError(asked, "no GPU is left to train on", "Request more, or fewer for the servers")
     if request.least is not None and ds_config.splits_weights(ds_config.zero_settings(config.engine)):
         splits = f"engine.ds_config={config.engine.ds_config} splits the weights over the ranks (ZeRO-3)"
         reason = f"{splits}, and such a run resumes with the same number of ranks only"
         raise ConfigError(f"--nodes {request.range}", reason, f"Write --nodes {request.nodes}")
-    config.refuse_idle(request.nodes * request.gpus)
+    config.refuse_idle(ranks := request.ranks(request.nodes))
     with suppress(ModelError):  # of a folder that only the nodes see
         shape = known_shape(config.model.name, config.model.revision)
-        if shape and (missing := no_layer_to_adapt(Planner(shape, config, request.nodes * request.gpus, vram=0))):
+        if shape and (missing := no_layer_to_adapt(Planner(shape, config, ranks, vram=0))):
             raise ConfigError(missing)
 
 

@@ -235,6 +235,9 @@ def _submit(study: Study, options: Namespace) -> None:
     if not ready:
         print("octet: nothing to submit; `octet study FILE --collect` judges the runs")
         return
+    if len(starts := {study.config(one).rollout.vllm.start for one in ready}) > 1:
+        reason = "only some runs have it, and the jobs of an array are alike"
+        raise ConfigError("rollout.vllm.start=true", reason, "Write it for all runs, under `settings`")
     grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # earlier arrays still read their own
     lines = [f"{shlex.join(one.overrides)}\n" for one in ready]
     if options.dry_run:
@@ -243,7 +246,7 @@ def _submit(study: Study, options: Namespace) -> None:
         study.folder.mkdir(parents=True, exist_ok=True)
         disk.replace(grid, "".join(lines).encode())
     config = resolve(study.file.preset, study.file.recipe, overrides_of({"run.dir": str(study.folder)}))
-    request = JobRequest(1, options.gpus, options.time, grid, tasks=len(ready))
+    request = JobRequest(1, options.gpus, options.time, grid, tasks=len(ready), vllm=int(starts.pop()))
     slurm(config, study.file.preset, request, options.dry_run)
     if not options.dry_run:
         print(f"judge   {shlex.join(['octet', 'study', str(options.file), *options.overrides, '--collect'])}")

@@ -310,6 +310,8 @@ def _shown(value: Any) -> str:
 def _remedy(detail: Any) -> str:
     if detail["loc"] == ("algorithm", "loss") and detail["input"] in names_in(RECIPES):  # TRL's loss_type=dapo
         return f"Write --recipe {detail['input']}"
+    if detail["loc"] == ("rollout", "engine") and detail["input"] == "vllm":
+        return setting_for("use_vllm").strip()
     if choices := detail.get("ctx", {}).get("expected"):
         return f"Write one of {choices}"
     kind = detail["type"].removesuffix("_type").removesuffix("_parsing").removesuffix("_from_float")
