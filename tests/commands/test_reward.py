@@ -36,9 +36,9 @@ def sums(tmp_path_factory) -> list[str]:
     return ["--task", "records", f"task.path={path}", "task.holdout=0.1"]
 
 
-def octet_on(capsys, sums: list[str], name: str, paid: str = "") -> tuple[int, str, str]:
+def octet_on(capsys, sums: list[str], name: str, *options: str, paid: str = "") -> tuple[int, str, str]:
     weights = f"reward.weights={{{paid or name}: 1.0}}"
-    return octet(capsys, "-n", "4", *sums, f"reward.custom={FILE}:{name}", weights)
+    return octet(capsys, "-n", "4", *sums, f"reward.custom={FILE}:{name}", weights, *options)
 
 
 def test_every_exploitable_function_is_listed():
@@ -62,8 +62,9 @@ def test_how_much_is_done_is_shown_of_what_takes_long(capsys, sums, monkeypatch)
 
 def test_a_sound_function_comes_out_clean(capsys, sums):
     status, out, err = octet_on(capsys, sums, "sound")
-    assert (status, err) == (0, ""), out
+    assert (status, err, "two answers" in out) == (0, "", False), out
     assert "nothing found" in out
+    out = octet_on(capsys, sums, "sound", "--all")[1]
     assert "two answers, the right one last               wrong        0 of 4        0 of 4\n" in out
     assert "for every text" not in octet_on(capsys, sums, "partial")[1]  # a value that is missing is no constant
 
@@ -106,11 +107,19 @@ def test_the_shipped_rewards_come_out_clean_on_letters_and_texts(capsys, tmp_pat
 
 
 def test_a_right_text_that_the_weighted_sum_does_not_pay_is_found(capsys, sums):
-    status, out, _ = octet_on(capsys, sums, "brief", "correct")
+    status, out, _ = octet_on(capsys, sums, "brief", paid="correct")
     assert status == 1, out
     assert "ten times as long                             right        4 of 4        0 of 4\n" in out
-    assert "found: `reward` does not pay 4 of 4: a right answer, ten times as long, such as" in out
+    assert "found: `reward` does not pay a right answer in 4 of 4: ten times as long; " in out
     assert "nothing found" not in out
+
+
+def test_variants_of_one_mistake_share_a_line_and_so_does_the_weighted_sum(capsys, sums):
+    _, out, _ = octet_on(capsys, sums, "mentions")
+    assert "found: `reward` pays" not in out, out
+    _, out, _ = octet_on(capsys, sums, "no_steps")
+    assert "right answer in 4 of 4: steps, 25 times; steps, 50 times, such" in out, out
+    assert (out.count("\nsteps, 25 times "), out.count("\nsteps, 50 times ")) == (1, 0), out
 
 
 OF_REINFORCE = "length can give one answer an advantage of 0.30, and a lone right answer has 1.00: lower the weights\n"
@@ -142,7 +151,7 @@ def test_labelled_completions(capsys, tmp_path, monkeypatch):
     status, out, _ = octet(capsys, "--labelled", path, "--json")
     report = json.loads(out)
     assert status == 1
-    found = "`correct` does not pay 1 of 2: a right answer, as it is, such as 'She makes $18 a day.'"
+    found = "`correct` does not pay a right answer in 1 of 2 (and in 10 variants of it), such as 'She makes $18 a day.'"
     assert found in report["findings"]
     row = next(row for row in report["rows"] if row["text"] == "as it is" and row["right"])
     assert (row["count"], row["paid"]["correct"]) == (2, 1)
@@ -150,16 +159,88 @@ def test_labelled_completions(capsys, tmp_path, monkeypatch):
     assert status == 0, out
     monkeypatch.setattr("sys.stdin", path.open())
     hub = ["--task", "gsm8k"]  # whose problems are not needed
-    status, out, _ = octet(capsys, "--labelled", "-", "reward.answer=lenient", *hub)
+    status, out, _ = octet(capsys, "--labelled", "-", "--all", "reward.answer=lenient", *hub)
     assert (status, "2 of 2" in out) == (0, True), out
 
 
-def test_data_without_answers_has_nothing_to_try_but_labelled_completions(capsys, tmp_path):
-    path = write_lines(tmp_path / "a.jsonl", ({"question": f"{n}?"} for n in range(20)))
-    asked = ["reward", "test", "--task", "records", f"task.path={path}", "task.answer=none"]
-    status, _, err = said_by(capsys, *asked, SHIPPED)
-    assert (status, "the task has no gold answers" in err) == (2, True)
-    line, labelled = re.search(r"{.*}", err)[0], tmp_path / "labelled.jsonl"  # a line that the message shows
-    labelled.write_text(f"{line}\n{line.replace('true', 'false').replace('may', 'does')}\n")
-    status, said, err = said_by(capsys, *asked, "reward.weights={format: 1.0}", "--labelled", labelled)
-    assert (status, "wrong" in said) == (1, True), err
+ORDERS = """
+import json
+
+def score(completions, city, name, **columns):
+    return [0.5 * (text != "") + (text.strip()[:1] == "{" and json.loads(text) == {"city": one, "name": other})
+            for text, one, other in zip(completions, city, name)]
+
+def parsed(completions, **columns):
+    return [float(text[:1] == "{") for text in completions]
+
+def brief(completions, city, **columns):
+    return [1 / (1 + len(text)) for text in completions]
+
+def wordy(completions, **columns):
+    return [min(1, len(text) / 500) for text in completions]
+
+CALLS = []
+
+def later(completions, **columns):
+    CALLS.append(0)
+    return [len(CALLS) / 99 for _ in completions]
+
+def endless(completions, **columns):
+    return [float("nan") if len(text) > 500 else 0.5 for text in completions]
+
+def wide(completions, **columns):
+    return [9.0 * text.count("#") for text in completions]
+
+def copied(completions, question, **columns):
+    return [float(one in text) for text, one in zip(completions, question)]
+"""
+FOUND_WITHOUT_ANSWERS = {
+    "brief": "`brief` pays more than for a plain text, 1 and",
+    "wordy": "on average: said three times",
+    "later": "`later` is not deterministic",
+    "endless": "a plain text, ten times as long; a plain text, format marks, 25 times; ",
+    "wide": "`wide` is not bounded",
+    "copied": "`copied` pays more than for a plain text, 1 and 0 on average: the prompt, copied",
+    "score": "`score` pays no text that was tried more than it pays here, 0.5 on average: the prompt, copied",
+}
+
+
+@pytest.fixture
+def orders(tmp_path) -> list[str]:
+    rows = [{"question": f"Order {n}: a lamp for Ann in Bonn{n}", "city": f"Bonn{n}", "name": "Ann"} for n in range(20)]
+    path = write_lines(tmp_path / "orders.jsonl", rows)
+    (tmp_path / "orders.py").write_text(ORDERS)
+    return ["--task", "records", f"task.path={path}", "task.answer=none"]
+
+
+def octet_on_orders(capsys, orders: list[str], tmp_path, name: str, *options: str) -> tuple[int, str, str]:
+    function = f"reward.custom={tmp_path}/orders.py:{name}"
+    return octet(capsys, "-n", "4", *orders, function, f"reward.weights={{{name}: 1}}", *map(str, options))
+
+
+def test_without_gold_answers_only_what_needs_none_is_tried(capsys, orders, tmp_path):
+    for name, found in FOUND_WITHOUT_ANSWERS.items():
+        status, out, _ = octet_on_orders(capsys, orders, tmp_path, name)
+        assert (status, found in out, "right" in out) == (1, True, False), out
+    status, out, err = octet_on_orders(capsys, orders, tmp_path, "parsed")
+    assert (status, "nothing found" in out, "no gold answers" in err) == (0, True, True), out
+    out = octet_on_orders(capsys, orders, tmp_path, "brief", "--all")[1]
+    assert re.search(r"^text +mean\n(.*\n)*nothing +1$", out, re.MULTILINE), out
+
+
+def test_the_line_that_is_shown_names_the_columns_and_a_question_stands_for_them(capsys, orders, tmp_path):
+    err = octet_on_orders(capsys, orders, tmp_path, "score")[2]
+    line = json.loads(re.search(r"^{.*}$", err, re.MULTILINE)[0])
+    assert [*line] == ["question", "city", "name", "completion", "right"]
+    right = {**line, "completion": json.dumps({"city": line.pop("city"), "name": line.pop("name")})}
+    lines = [right, {**line, "right": False}, {**line, "completion": right["completion"]}]
+    labelled = ["--labelled", write_lines(tmp_path / "labelled.jsonl", lines), "--all", "--json"]
+    status, out, err = octet_on_orders(capsys, orders, tmp_path, "score", *labelled)
+    assert err == ""
+    rows = json.loads(out)["rows"]
+    assert [(row["text"], row["paid"]["score"]) for row in rows if row["right"]] == [(kind, 2) for kind in OF_ANY]
+    assert [row["text"] for row in rows[-2:]] == ["nothing", "the prompt, copied"]
+    assert status == 1, "its half a point for any text is found"
+
+
+OF_ANY = ["as it is", "space around it"]  # the variants of a right text whose form is not known

@@ -1,13 +1,15 @@
 """`octet reward test`: try the rewards of a run, or your own function, on texts that are known to be right or wrong.
 
 It writes right and wrong completions of the task's problems, or takes labelled ones, and changes them as a model might
-to gain reward. docs/rewards.md lists the findings after which the exit status is 1.
+to gain reward. Without gold answers it tries what needs none. docs/rewards.md lists the findings after which the exit
+status is 1.
 """
 
 import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from math import sqrt
 from pathlib import Path
@@ -16,23 +18,30 @@ from typing import Any
 from trainer.commands import score
 from trainer.commands.shared_options import positive
 from trainer.config.settings import Config
-from trainer.errors import DataError
+from trainer.errors import DataError, OctetError
 from trainer.machine.safe_text import print
 from trainer.plan import downloads
-from trainer.problem.task import make_task, training_problems
+from trainer.problem.task import Task, make_task, normalised, training_problems
+from trainer.records import Problem
 from trainer.reward import gold_check
 from trainer.reward.built_in import Rules
-from trainer.reward.exploits import Report, Sample, examine, possible_answers, samples_of
+from trainer.reward.custom import Custom, required
+from trainer.reward.exploits import CHANGES, Report, Sample, examine, possible_answers, samples_of
 from trainer.reward.judge import Judge
 from trainer.reward.make import make_scorer, rules_of, worked
+from trainer.reward.scorer import Scorer
 from trainer.watch.footer import Progress
+
+SHOWN = 60  # characters of a value in the example of a labelled line
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet reward test --task gsm8k reward.custom=mine.py:score"
     parser.add_argument("action", choices=["test"])
     parser.add_argument("-n", type=positive, default=16, help="how many problems (default 16)")
-    parser.add_argument("--labelled", metavar="FILE", help="JSON lines with completion, answer and right, a boolean")
+    labelled = "JSON lines with completion, right (a boolean), and the answer, or a question of the task"
+    parser.add_argument("--labelled", metavar="FILE", help=labelled)
+    parser.add_argument("--all", action="store_true", help="list every kind of text, not only those with a finding")
     parser.add_argument("--data-dir", type=Path, help="a folder with train.jsonl and test.jsonl")
     parser.add_argument("--json", action="store_true", help="print JSON")
     score.add_reward_arguments(parser)
@@ -44,7 +53,7 @@ def run(options: Namespace) -> None:
     task = make_task(config.task)
     rules = rules_of(config, task)
     if options.labelled:
-        samples = [*labelled(options.labelled, rules, score.has_answers(config))]
+        samples = [*labelled(options.labelled, rules, score.has_answers(config), task)]
     else:
         problems = training_problems(task, config.task, config.run.seed)
         gold_check.check(config, task, problems)
@@ -53,10 +62,15 @@ def run(options: Namespace) -> None:
     for judge in (grader for grader in scorer.graders if isinstance(grader, Judge) and samples):
         # if it cannot grade, all rewards are missing, and the findings would be wrong
         judge.rehearse(scorer.read(samples[0].prompt, worked(samples[0].prompt.problem)))
+    if not any(one.right or one.wrong for one in samples):
+        why = "the task has no gold answers, so only faults that show without them are looked for"
+        more = "To try texts that you know to be right or wrong, write them into a file, in lines such as\n"
+        more += f"{_example(scorer, samples[0].prompt.problem)}\nand name it: --labelled FILE."
+        print(f"octet: {why}. {more}", file=sys.stderr)
     report = examine(scorer, samples, _watched)
     scorer.report_missing([scorer.missing(scorer.drain())])
     report.findings.extend(outvoting(config, report.among_equals))
-    print(json.dumps(asdict(report), indent=2) if options.json else "\n".join(as_text(report)))
+    print(json.dumps(asdict(report), indent=2) if options.json else "\n".join(as_text(report, options.all)))
     if report.findings:
         sys.exit(1)
 
@@ -89,10 +103,26 @@ def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str
         )
 
 
-def labelled(path: str, rules: Rules, needs_answer: bool) -> Iterator[Sample]:
-    """Read completions that are known to be right or wrong."""
+def _example(scorer: Scorer, problem: Problem) -> str:
+    """Return a labelled line with the columns of a problem that the functions ask for."""
+    asked = {name for one in scorer.graders if isinstance(one, Custom) for name in required(one.function)}
+    columns = {"question": problem.question, **{name: problem.extra[name] for name in problem.extra if name in asked}}
+    shown = {name: value if len(repr(value)) <= SHOWN else "..." for name, value in columns.items()}
+    return json.dumps({**shown, "completion": "what a model may write", "right": True}, ensure_ascii=False, default=str)
+
+
+def labelled(path: str, rules: Rules, needs_answer: bool, task: Task) -> Iterator[Sample]:
+    """Read completions that are known to be right or wrong. A question of the task stands for its other columns."""
+    columns: dict[str, Mapping[str, Any]] = {}
+    with suppress(OctetError):  # the data may be elsewhere
+        problems = [] if task.hub_sets() else [*task.train(), *task.test()]
+        columns = {normalised(one.question): {"answer": one.gold, **one.extra} for one in problems}
+
+    def filled(line: Mapping[str, Any]) -> dict[str, Any]:
+        return {**columns.get(normalised(str(line.get("question"))), {}), **line}
+
     with score.open_lines(path) as lines:
-        given = list(score.samples(lines, path, rules, needs_answer, {}))
+        given = list(score.samples(lines, path, rules, needs_answer, {}, filled))
     golds = [prompt.problem.gold for prompt, _ in given]
     for prompt, completion in given:
         is_right = prompt.problem.extra.get("right")
@@ -104,18 +134,37 @@ def labelled(path: str, rules: Rules, needs_answer: bool) -> Iterator[Sample]:
         yield Sample(prompt, rules.style, rules.opened, listed, **known)
 
 
-def as_text(report: Report) -> Iterator[str]:
+def as_text(report: Report, has_all: bool) -> Iterator[str]:
     names = list(dict.fromkeys(name for row in report.rows for name in row["paid"] or ()))
-    yield "  ".join([f"{'text':<44}", f"{'':<5}", *(f"{name:>12}" for name in names)])
-    for row in report.rows:
+    # of variants of an answer with the same numbers, only the first is shown
+    firsts = {
+        (row["text"] in CHANGES or row["text"], row["right"], repr(row["paid"])): row for row in report.rows[::-1]
+    }
+    rows = [row for row in report.rows if has_all or (_is_mistaken(row) and row in firsts.values())]
+    is_judged = any(row["right"] is not None for row in report.rows)
+    if rows:
+        yield "  ".join([f"{'text':<44}", f"{'':<5}", *(f"{name:>12}" for name in names or ["mean"])])
+    for row in rows:
         paid = [f"{row['paid'][name]} of {row['count']}" if row["paid"] is not None else "error" for name in names]
-        kind = "right" if row["right"] else "wrong"
-        yield "  ".join([f"{row['text']:<44}", kind, *(f"{share:>12}" for share in paid)])
+        paid = paid or ["none" if row["mean"] is None else f"{row['mean']:g}"]
+        kind = {True: "right", False: "wrong", None: ""}[row["right"]]
+        yield "  ".join([f"{row['text']:<44}", f"{kind:<5}", *(f"{share:>12}" for share in paid)])
+    if others := len(report.rows) - len(rows):
+        yield f"{others} {'more ' * bool(rows)}kinds of text; --all lists them"
     yield ""
     for name, (least, most) in report.ranges.items():
-        yield f"{name}: {least:g} to {most:g}{'' if name in names else '; it does not tell right from wrong'}"
+        note = "" if name in names or not is_judged else "; it does not tell right from wrong"
+        yield f"{name}: {least:g} to {most:g}{note}"
     yield f"{1000 * report.seconds:.2f} ms for one completion"
     yield ""
     yield from (f"found: {finding}" for finding in report.findings)
-    if not report.findings:
+    if not report.findings and is_judged:
         yield "nothing found: every right text is paid and no wrong one is, the same every time"
+    elif not report.findings:
+        yield "nothing found; what right and wrong answers earn was not tried"
+
+
+def _is_mistaken(row: Mapping[str, Any]) -> bool:
+    """Return True if rewards raised an error, or have paid wrong texts, or not all right ones."""
+    is_known, all_right = row["right"] is not None, row["count"] if row["right"] else 0
+    return row["paid"] is None or (is_known and any(count != all_right for count in row["paid"].values()))

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -107,14 +107,19 @@ def scored(given: Iterator[Sample], scorer: Scorer) -> Iterator[dict[str, Any]]:
 
 
 def samples(
-    lines: Iterable[bytes], name: str, rules: Rules, needs_answer: bool, known: Mapping[str, Problem]
+    lines: Iterable[bytes],
+    name: str,
+    rules: Rules,
+    needs_answer: bool,
+    known: Mapping[str, Problem],
+    filled: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
 ) -> Iterator[Sample]:
     decimal = rules.task.decimal if rules.task else "point"
     record = None
     for record in json_records(lines, name):
         if record.flaw:
             raise DataError(record.where, record.flaw)
-        prompt, completion = _sample(dict(record.values), record.where, needs_answer, decimal)
+        prompt, completion = _sample(filled(record.values), record.where, needs_answer, decimal)
         of_run = known.get(str(record.values.get("problem")))
         if of_run and of_run.gold == prompt.problem.gold:  # with its columns, unless the data have changed
             prompt = replace(prompt, problem=of_run)

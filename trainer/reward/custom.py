@@ -10,7 +10,7 @@ traceback.
 import asyncio
 import inspect
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -27,6 +27,7 @@ from trainer.reward.scorer import Grader, Meter
 KEY = "reward.custom"
 REHEARSED = 4  # completions in a rehearsal, to detect a function that returns one number for all of them
 SHOWN = 200  # characters of a completion in an error
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 NOT_PASSED = ("prompt", "completion")  # columns that TRL keeps to itself
 # Most users' functions are not thread-safe, and faulthandler has only one timer.
 _ONE_AT_A_TIME = threading.Lock()
@@ -97,9 +98,8 @@ class Custom(Grader):
         known = dict.fromkeys(self.columns, [None] * len(readings)) | {self.question: asked} | columns(readings)
         known = {name: known[name] for name in known if name not in NOT_PASSED} | self._texts(readings)
         parameters = inspect.signature(self.function).parameters.values()
-        wanted = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-        missing = {one.name for one in parameters if one.default is one.empty and one.name in wanted} - known.keys()
-        if missing:
+        wanted = {one.name for one in parameters if one.kind in NAMED}
+        if missing := {*required(self.function)} - known.keys():
             what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data"
             raise self._error(f"{what}. There are: {', '.join(sorted(known))}.")
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -121,6 +121,12 @@ class Custom(Grader):
 
     def _error(self, what: str, readings: Sequence[Reading] = ()) -> RewardError:
         return RewardError(f"{KEY}={self.setting}", f"{what}{described(readings)}")
+
+
+def required(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments without which a function cannot be called."""
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.kind in NAMED and one.default is one.empty]
 
 
 def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
