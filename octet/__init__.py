@@ -32,7 +32,8 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__") and name != "__version__":
         raise AttributeError(f"module 'octet' has no attribute {name!r}")
     must_be_ours()
-    return getattr(import_module("trainer"), name)
+    package = import_module("trainer")
+    return package.__version__ if name == "__version__" else package.__getattr__(name)  # it has a folder export/
 
 
 def __dir__() -> list[str]:

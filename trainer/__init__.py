@@ -19,9 +19,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 _PLACES = {
     "Config": "trainer.config.settings",
+    "Interrupted": "trainer.errors",
     "OctetError": "trainer.errors",
     "OpenEnv": "trainer.problem.foreign_environments",
     "Verifiers": "trainer.problem.foreign_environments",
+    "evaluate": "trainer.commands.eval",
+    "export": "trainer.commands.export",
     "resolve": "trainer.config.resolve",
     "train": "trainer.run.python_api",
 }

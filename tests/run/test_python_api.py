@@ -5,23 +5,26 @@ import json
 import re
 import sys
 import threading
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
-from octet import Config, resolve, train
+from octet import Config, OctetError, evaluate, export, resolve, train
 from tests.conftest import ROOT, launch, learned, refuses
 from tests.e2e.short_job import ADAPTER
 from tests.e2e.short_job import train as train_by_command
 from tests.forks import forked
+from trainer.config.request import Request
 from trainer.errors import ConfigError, DataError, ModelError
 from trainer.machine import user_code
 from trainer.problem.task import make_task
-from trainer.run import python_api
+from trainer.run import closing, python_api
 from trainer.run.copy_function import source_of
+from trainer.run_folder.reader import read_run
+from trainer.run_folder.stopped import stopped
 
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=24", "eval.problems=8", "run.steps=2"]
 FEW += ["prompt.style=chat", "run.merge=false"]
@@ -30,9 +33,10 @@ def score(completions, answer, **columns):
     return [len(text) % 7 + float(gold in text) for text, gold in zip(completions, answer)]
 """
 SCRIPT = f"""
-import gc, json, logging, math, os, random, re, signal, sys, threading, warnings
+import gc, io, json, logging, math, os, random, re, signal, sys, threading, warnings
 from typing import List, Text
-from octet import resolve, train
+from contextlib import redirect_stderr, redirect_stdout
+from octet import Interrupted, evaluate, export, resolve, train
 from trainer.machine.quiet import BITSANDBYTES, DEEPSPEED, KERNELS, MODELS, MXFP4
 from trainer.problem.word_problems import NanoTask
 
@@ -71,7 +75,14 @@ import torch
 torch.set_grad_enabled(False)  # as in a notebook that computes with other models
 torch.set_default_dtype(torch.float64)
 before = state()
-result = train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:])
+seen = []
+def keep(step, metrics):
+    seen.append([step, metrics["reward/mean"]])
+    return step == 2  # nothing is left to stop
+
+result = train(
+    resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:], on_step=keep
+)
 assert state() == before
 try:
     train(resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:40], test=data[50:])
@@ -87,6 +98,27 @@ try:
     train(resolve("nano", None, [*few, "run.dir=late"]), reward=late, data=data)
 except Exception as error:
     failed = str(error)
+with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+    try:
+        train(
+            resolve("nano", None, [*few, "run.dir=stopped", "run.steps=3"]),
+            reward=lambda completions, **columns: [math.sqrt(len(text)) for text in completions],
+            data=data,
+            on_step=lambda step, metrics: print("made", step) or True,
+            quiet=True,
+        )
+    except Interrupted as error:
+        stopped = str(error)
+assert state() == before
+quietly = [out.getvalue(), err.getvalue()]
+
+def faulty(step, metrics):
+    raise LookupError("mine")
+
+try:
+    train(resolve("nano", None, [*few, "run.dir=faulty"]), data=data, on_step=faulty)
+except LookupError as error:
+    raised = [str(error), error.__traceback__.tb_next is not None]
 gc.collect()
 left = [type(one).__name__ for one in gc.get_objects() if type(one).__name__.endswith("ForCausalLM")]
 import datasets, huggingface_hub
@@ -95,7 +127,13 @@ before = state()
 rows = datasets.Dataset.from_list([{{"question": row["question"]}} for row in data])
 second = train(resolve("nano", None, [*few, "run.dir=second"]), reward={{rounded: 0.5}}, data=rows)
 assert state() == before
+with redirect_stdout(io.StringIO()) as out:
+    asked = evaluate(result, problems=3, samples=2)
+    written = [str(export("first", problems=2)), str(export(result, to="gguf", check=False, out="files"))]
+assert state() == before
 print(json.dumps({{
+    "seen": seen, "stopped": stopped, "quietly": quietly, "raised": raised, "printed": out.getvalue(),
+    "asked": {{name: [len(one.outcomes), one.sampled is not None] for name, one in asked.items()}}, "written": written,
     "refused": refused, "failed": failed, "left": left,
     "evaluations": {{name: one.accuracy for name, one in result.evaluations.items()}},
     "adapter": str(result.adapter), "model": result.model, "verdict": result.verdict.kind,
@@ -136,6 +174,54 @@ def test_the_result_names_what_is_wanted_next(scripted):
     assert "1 / 0" in result["failed"]
     assert result["left"] == []  # the next run needs the memory of the card
     assert len((folder / "first/given/train.jsonl").read_text().splitlines()) == 50
+
+
+def test_a_function_sees_each_step_and_may_stop_the_run(scripted):
+    folder, result = scripted
+    assert result["seen"] == [[one["step"], one["reward/mean"]] for one in learned(folder / "first") if one["step"]]
+    assert result["stopped"].startswith("stopped after step 1, which is saved")
+    assert "octet train --resume stopped" in result["stopped"]
+    assert (folder / "stopped/checkpoints/step_000001").is_dir()
+    assert not (folder / "stopped/verdict.json").exists()
+    assert stopped(read_run(folder / "stopped")) == "stopped after step 1"
+    assert result["raised"] == ["mine", True]
+
+
+def test_nothing_is_printed_but_what_the_function_prints(scripted):
+    assert scripted[1]["quietly"] == ["made 1\n", ""]
+
+
+def test_a_lambda_is_copied_under_a_name_of_its_own(scripted):
+    function = user_code.load("reward.custom", f"{scripted[0] / 'stopped/given/function.py'}:function")
+    assert function(["x" * 9]) == [3.0]
+
+
+def test_evaluations_and_exports_are_returned_and_not_printed(scripted):
+    folder, result = scripted
+    assert result["asked"] == {"base": [3, True], "adapter": [3, True]}
+    assert (folder / "first/eval/eval.json").is_file()
+    safetensors, gguf = result["written"]
+    assert json.loads((folder / safetensors / "export.json").read_text())["problems"] == 2
+    assert (folder / gguf).read_bytes()[:4] == b"GGUF"
+    assert result["printed"] == ""
+
+
+def test_what_cannot_be_exported_or_evaluated_is_named(tmp_path):
+    for call in (partial(export, to="onnx"), partial(export, format="q9"), evaluate, export):
+        with pytest.raises(OctetError, match=r"onnx|q9|there is no such folder"):
+            call(tmp_path / "nowhere")
+
+
+def test_functions_that_only_this_process_has_are_left_to_the_caller():
+    custom, paths = ["reward.custom=it/given/Right.py:Right"], ["task.path=it/given/train.jsonl", "task.name=records"]
+    weights = "reward.weights={Right: 0.5, format: 0.1}"
+    config = resolve("nano", None, [*custom, weights])
+    request = Request(config, "python", "", is_python=True, only_here=True)
+    line, given = closing._start(request, "8gb", [*custom, *paths, weights, "task.limit=9"]), []
+    names = {"resolve": resolve, "train": lambda *settings, **arguments: given.append((*settings, arguments))}
+    exec(line, names)  # noqa: S102
+    assert given[0][1] == {"reward": ..., "data": ...}
+    assert given[0][0] == resolve("8gb", None, ["reward.weights={format: 0.1}", "task.limit=9"])
 
 
 def test_what_is_proposed_next_is_python(scripted):
@@ -227,7 +313,7 @@ def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):
     changed = python_api._with_functions(Config(), tmp_path, [locked, Right(), measured])
     said = capsys.readouterr().err
     assert "reward locked: a copy lacks lock, so octet train --resume" in said
-    assert "reward measured: a copy lacks alias, measure, so" in said
+    assert "reward measured: a copy lacks alias, so" in said
     assert "reward Right: Python has no source of it" in said
     assert changed.reward.custom[1] == f"{tmp_path}/given/Right.py:Right"
     assert changed.reward.all_weights == {"locked": 1.0, "Right": 1.0, "measured": 1.0}
@@ -277,7 +363,8 @@ def test_a_copy_has_a_constant_that_an_inner_function_hides_and_names_a_module_b
 def test_nothing_is_imported_before_it_is_used():
     code = "import sys, octet; print([name for name in sys.modules if name.startswith('trainer')])"
     code += "; print(dir(octet)); from octet import train; print('torch' in sys.modules)"
-    names = ["Config", "OctetError", "OpenEnv", "Verifiers", "__version__", "resolve", "train"]
+    names = ["Config", "Interrupted", "OctetError", "OpenEnv", "Verifiers", "__version__"]
+    names += ["evaluate", "export", "resolve", "train"]
     assert launch(sys.executable, "-c", code).stdout == f"[]\n{names}\nFalse\n"
 
 
@@ -298,7 +385,7 @@ def test_what_cannot_be_used_is_named(tmp_path, monkeypatch):
         return [0.0] * len(completions)
 
     good = {"question": "a", "answer": "1"}
-    refused = [(ConfigError, "reward", {"reward": one}) for one in (lambda _: [0.0], 3, "rewards.py:score", [3])]
+    refused = [(ConfigError, "reward", {"reward": one}) for one in (3, "rewards.py:score", [3])]
     refused += [(ConfigError, "reward.custom", {"reward": correct})]
     refused += [(DataError, "data", {"data": one}) for one in ("mine.jsonl", tmp_path, good, 3, [], ["question"])]
     refused += [(DataError, "data[1]", {"data": [good, {"question": "b", "answer": {1}}]})]

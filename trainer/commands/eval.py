@@ -6,10 +6,20 @@ Nothing here imports torch, so mistakes are reported at once.
 import os
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trainer.commands.shared_options import TASKS, add_overrides, latest, must_be_writable, pop_folder, positive
+from trainer.commands.shared_options import (
+    TASKS,
+    add_overrides,
+    latest,
+    must_be_writable,
+    options_of,
+    pop_folder,
+    positive,
+)
 from trainer.config.resolve import overrides_of, resolve
 from trainer.config.settings import RUNS, Config, Model
 from trainer.errors import CheckpointError, ConfigError
@@ -19,6 +29,10 @@ from trainer.plan import downloads, preflight
 from trainer.plan.read_data import read_held_out
 from trainer.records import Draws
 from trainer.run_folder.model_source import Source
+
+if TYPE_CHECKING:
+    from trainer.run.evaluate_models import Answer
+    from trainer.run.job import Evaluations, Result
 
 SAMPLE_TEMPERATURE = 0.7
 # The servers of a run may no longer exist. Others can be named on the command line.
@@ -46,6 +60,46 @@ def add_model_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    config, (facts, evaluations) = asked(options)
+    from trainer.run import evaluate_models
+
+    if facts:
+        evaluate_models.answer(facts, evaluations, options.json)
+        evaluate_models.must_be_rounding(config, evaluations)
+
+
+def evaluate(
+    run: "Result | Path | str",
+    problems: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    out: Path | str | None = None,
+    settings: Sequence[str] = (),
+    quiet: bool = False,
+) -> "Evaluations":
+    """Evaluate the model of a run beside its base, as `octet eval` does, and return both evaluations by name.
+
+    Args:
+        run: The result of `train`, a run folder, or an adapter or a model in it.
+        problems: How many held-out problems; by default as in the run.
+        samples: How many sampled answers to each problem, beside the greedy one.
+        temperature: The temperature of the sampled answers.
+        out: The folder for `eval.json`, `eval.md` and the answers; by default in the run folder.
+        settings: Further settings, such as `["task.test_path=FILE"]`.
+        quiet: Do not show progress and warnings.
+    """
+    place, samples = str(getattr(run, "folder", run)), None if samples is None else max(1, samples)
+    chosen: dict[str, Any] = {"problems": problems, "samples": samples, "temperature": temperature}
+    chosen |= {"out": Path(out).expanduser() if out else None, "overrides": [place, *settings]}
+    from trainer.run import python_api
+
+    with python_api.as_it_was("auto", quiet):
+        _, (_, evaluations) = asked(options_of("eval", **chosen))
+    return {one.name: one for one in evaluations}
+
+
+def asked(options: Namespace) -> "tuple[Config, Answer]":
+    """Evaluate what the options of the command ask for. Ranks other than 0 return no facts."""
     source = _source(options)
     config = settings_for(options, source)
     data = read_held_out(config)
@@ -70,7 +124,7 @@ def run(options: Namespace) -> None:
             print(f"octet: base is {config.model.name} without {start}, with which this run began", file=sys.stderr)
     named = {"adapter": source.adapter if source else None, "merged": options.merged}
     models = {name: path for name, path in named.items() if path}
-    evaluate_models.evaluate(config, data, models, draws, out, as_json=options.json)
+    return config, evaluate_models.evaluate(config, data, models, draws, out)
 
 
 def _source(options: Namespace) -> Source | None:

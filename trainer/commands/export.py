@@ -2,12 +2,13 @@
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.commands.eval import add_model_arguments, names_a_model, settings_for
-from trainer.commands.shared_options import add_run, must_be_empty
+from trainer.commands.shared_options import add_run, must_be_empty, options_of
 from trainer.errors import CheckpointError, ConfigError
 from trainer.export import FORMATS
 from trainer.machine.safe_text import print
@@ -15,13 +16,18 @@ from trainer.plan import preflight
 from trainer.run_folder.model_source import Source
 from trainer.run_folder.reader import as_written, read_run
 
+if TYPE_CHECKING:
+    from trainer.run.evaluate_models import Answer
+    from trainer.run.job import Result
+
+TARGETS = ("safetensors", "gguf", "ollama")
 OF_LLAMA_CPP = ("q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q3_k_m")  # written by llama.cpp
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet export runs/demo --to ollama --format q8_0"
     add_run(parser, "a run folder, or an adapter or a model in it")
-    parser.add_argument("--to", required=True, choices=("safetensors", "gguf", "ollama"), help="what to write")
+    parser.add_argument("--to", required=True, choices=TARGETS, help="what to write")
     by_llama_cpp = f"written by llama.cpp (pip install llama-cpp-python, which compiles it): {', '.join(OF_LLAMA_CPP)}"
     formats = f"of gguf and ollama: {', '.join(FORMATS)} (default q8_0); or, {by_llama_cpp}"
     parser.add_argument("--format", default="q8_0", choices=FORMATS + OF_LLAMA_CPP, metavar="FORMAT", help=formats)
@@ -32,6 +38,55 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> None:
+    written = write(options)
+    from trainer.run import evaluate_models
+
+    evaluate_models.answer(*written, options.json)
+
+
+def export(
+    run: "Result | Path | str",
+    to: str = "safetensors",
+    format: str = "q8_0",
+    out: Path | str | None = None,
+    problems: int = 32,
+    check: bool = True,
+    settings: Sequence[str] = (),
+    quiet: bool = False,
+) -> Path:
+    """Write the model of a run, as `octet export` does, and return the folder, or the GGUF file, that was written.
+
+    Args:
+        run: The result of `train`, a run folder, or an adapter or a model in it.
+        to: `safetensors`, `gguf` or `ollama`.
+        format: The format of a GGUF file, such as `q8_0`.
+        out: The folder to write; by default in the run folder.
+        problems: How many held-out problems compare the answers of both.
+        check: Compare answers before the files get their names.
+        settings: Further settings, such as `["task.data_dir=FOLDER"]`.
+        quiet: Do not show progress and warnings.
+    """
+    choices = {"to": (to, TARGETS), "format": (format, FORMATS + OF_LLAMA_CPP)}
+    for name, (value, known) in choices.items():
+        if value not in known:
+            raise ConfigError(name, f"{value!r} is not known", f"Write one of {', '.join(known)}")
+    named: Any = getattr(run, "folder", run)
+    chosen = {
+        "run": Path(named).expanduser(),
+        "to": to,
+        "format": format,
+        "out": Path(out).expanduser() if out else None,
+        "problems": problems,
+    }
+    from trainer.run import python_api
+
+    with python_api.as_it_was("auto", quiet):
+        facts, _ = write(options_of("export", no_check=not check, overrides=[*settings], **chosen))
+    return Path(facts["out"])
+
+
+def write(options: Namespace) -> "Answer":
+    """Write what the options of the command ask for."""
     if options.to != "safetensors":
         _must_have_packages(options)
     source = Source.of(best_of(options.run))
@@ -57,11 +112,10 @@ def run(options: Namespace) -> None:
     if options.to == "safetensors":
         from trainer.run import evaluate_models
 
-        evaluate_models.merge_and_compare(config, source.adapter, out, made_of, options.json, not options.no_check)
-        return
+        return evaluate_models.merge_and_compare(config, source.adapter, out, made_of, not options.no_check)
     from trainer.run import export
 
-    export.to_gguf(config, source, out, made_of, options)
+    return export.to_gguf(config, source, out, made_of, options)
 
 
 def best_of(run: Path) -> Path:

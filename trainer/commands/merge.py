@@ -28,4 +28,5 @@ def run(options: Namespace) -> None:
     from trainer.run import evaluate_models
 
     made_of = source.described(options.out)
-    evaluate_models.merge_and_compare(config, options.adapter, options.out, made_of, as_json=options.json)
+    written = evaluate_models.merge_and_compare(config, options.adapter, options.out, made_of)
+    evaluate_models.answer(*written, options.json)

@@ -5,8 +5,10 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from trainer.config.request import latest_run
 from trainer.config.sections.task import BUILT_IN
@@ -14,6 +16,14 @@ from trainer.errors import ConfigError
 from trainer.machine.safe_text import print
 
 TASKS = f"{', '.join([*BUILT_IN][:-2])}, reasoning_gym:GENERATOR or FILE.py:FUNCTION"
+
+
+def options_of(command: str, **chosen: Any) -> Namespace:
+    """Return the options of a command that Python calls: its defaults, and those that were chosen."""
+    parser = ArgumentParser()
+    import_module(f"trainer.commands.{command}").add_arguments(parser)
+    defaults = {one.dest: one.default for one in parser._actions if one.dest != "help"}
+    return Namespace(**{**defaults, **chosen})
 
 
 def positive(text: str) -> int:

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class Request:
     resumes: Path | None = None  # the folder of the run to resume
     accepts_changes: bool = False  # resume although the user's code has changed
     is_python: bool = False  # train() was called, instead of a command
+    only_here: bool = False  # its functions cannot be called from their copies, so no other process can have them
+    on_step: Callable[[int, Mapping[str, float]], object] | None = None  # is called after each step; True stops the run
 
     @property
     def resolved(self) -> str:

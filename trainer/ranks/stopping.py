@@ -33,6 +33,7 @@ class Stopping:
         self._longest_step_s = 0.0  # including its checkpoint
         self.longest_evaluation_s = 0.0
         self._reason = ""
+        self.asked = ""  # why the caller of train() stops the run
         self.steps = 0  # the number of steps since this start
 
     @property
@@ -91,6 +92,7 @@ class Stopping:
     def _agree(self, seconds: float) -> bool:
         """Return True, on all ranks, if one of them has a reason to stop before work of this duration."""
         is_short = self._ends is not None and monotonic() + seconds + SPARE_S > self._ends
-        reason = signal_handlers.received.reason or ("the time limit of the job is near" if is_short else "")
+        near = "the time limit of the job is near" if is_short else ""
+        reason = signal_handlers.received.reason or self.asked or near
         self._reason = next(filter(None, distributed.gather(reason)), "")
         return bool(self._reason)

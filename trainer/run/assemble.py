@@ -282,7 +282,8 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
         screen.say("training: with padded rows, which is slower, because of this model's kind of attention")
     # nothing can be sampled ahead of a save, so with rollout.ahead only save_every decides
     stopping = Stopping(inf if config.rollout.ahead else config.run.save_minutes)
-    return RunLog(config, folder, learned, journal, alarms, screen, stopping, first_step, total_steps)
+    own = request.on_step
+    return RunLog(config, folder, learned, journal, alarms, screen, stopping, first_step, total_steps, own)
 
 
 @contextmanager

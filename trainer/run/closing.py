@@ -13,7 +13,7 @@ from rich.text import Text
 from trainer.config.choose_preset import preset_for
 from trainer.config.request import Request
 from trainer.config.resolve import flat
-from trainer.config.settings import Config
+from trainer.config.settings import Config, function_name
 from trainer.errors import ModelError, counted
 from trainer.evaluation import results
 from trainer.evaluation.best import EvaluationHistory
@@ -35,6 +35,8 @@ from trainer.watch.verdict import LEARNED, Verdict, verdict_of
 # Settings that suit the embedded model only.
 OF_NANO = r"(model|teacher|warmup|optim|engine|lora|run|eval)\..*|algorithm\.lr"
 OF_NANO += r"|rollout\.(problems|group_size|temperature|max_new_tokens|rows|engine|ahead|vllm\..*)"
+# Settings of the reward and the data that train() is given.
+OF_ARGUMENTS = ("reward.custom=", "task.name=", "task.path=", "task.test_path=", "task.answer=none")
 # Settings that a warm-up has of its own.
 OF_WARMUP = r"(algorithm|eval|run|teacher|warmup)\..*|rollout\.(temperature|ahead)"
 
@@ -101,8 +103,10 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
     shape = None
     with suppress(ModelError):  # its family is unknown
         shape = known_shape(config.model.name, config.model.revision)
-    export = f"export {where} --to {'ollama' if shape and shape.family.arch else 'safetensors'}"
-    commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", export)]
+    form = "ollama" if shape and shape.family.arch else "safetensors"
+    commands = [f"{octet} {one}" for one in (f"report {where}", f"chat {where}", f"export {where} --to {form}")]
+    if request.is_python:
+        commands[-1] = f"import octet; octet.export({json.dumps(str(folder))}, to={json.dumps(form)})"
     yield "next", [one for one in commands if one != last]
     settings = flat(config.model_dump(mode="json"))
     if config.is_warmup:
@@ -124,7 +128,12 @@ def _next(request: Request, folder: Path, last: str) -> Iterator[tuple[str, list
 def _start(request: Request, preset: str, settings: list[str]) -> str:
     """Return the Python call or the command that starts another run, whichever started this one."""
     if request.is_python:
-        return f"train(resolve({json.dumps(preset)}, None, {json.dumps(settings, ensure_ascii=False)}))"
+        more = ", reward=..., data=..." if request.only_here else ""
+        own = [one for one in settings if not (more and one.startswith(OF_ARGUMENTS))]
+        weights, functions = request.config.reward.weights, map(function_name, request.config.reward.custom)
+        if more and (kept := {name: weights[name] for name in weights.keys() - {*functions}}) != weights:
+            own = [f"reward.weights={json.dumps(kept)}" if one.startswith("reward.weights=") else one for one in own]
+        return f"train(resolve({json.dumps(preset)}, None, {json.dumps(own, ensure_ascii=False)}){more})"
     return f"{train_here()} {as_command(['--preset', preset, *settings])}"
 
 

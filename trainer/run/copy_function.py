@@ -14,11 +14,19 @@ from typing import Any
 
 from trainer.machine import user_code
 
+LAMBDA = "<lambda>"
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name under which a function, or an object that can be called, is logged and copied."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return "function" if name == LAMBDA else name
+
 
 def source_of(function: Callable[..., Any]) -> tuple[str, list[str]]:
     """Return the text of a file that defines the function, or "", and the names that it uses but does not define."""
     texts: dict[str, str | None] = {}
-    _define(function.__name__ if inspect.isfunction(inspect.unwrap(function)) else "", function, texts)
+    _define(name_of(function) if inspect.isfunction(inspect.unwrap(function)) else "", function, texts)
     *used, (_, text) = texts.items()
     if text is None:
         return "", []
@@ -33,7 +41,9 @@ def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
     with suppress(OSError, TypeError, SyntaxError, KeyError):
         source = textwrap.dedent(inspect.getsource(value))
         is_whole = symtable.symtable(source, "", "exec").lookup(name).is_assigned() and not inspect.ismodule(value)
-        text = source if is_whole else None  # that of a lambda is the statement around it
+        text = source if is_whole else None
+    if text is None and getattr(value, "__name__", "") == LAMBDA:
+        text = _of_lambda(name, value)
     for used, its_value in _names(inspect.unwrap(value), text or ""):
         if used in texts:
             continue
@@ -43,6 +53,16 @@ def _define(name: str, value: Any, texts: dict[str, str | None]) -> None:
             _define(used, its_value, texts)
     del texts[name]
     texts[name] = text
+
+
+def _of_lambda(name: str, value: Any) -> str | None:
+    """Return the definition of a lambda, whose source is the statement around it, if it is the only one in its line."""
+    with suppress(OSError, SyntaxError):
+        tree = ast.parse("".join(inspect.findsource(value)[0]))
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+        here = [node for node in found if node.lineno == value.__code__.co_firstlineno]
+        return f"{name} = {ast.unparse(here[0])}\n" if len(here) == 1 else None
+    return None
 
 
 def _names(value: Any, text: str) -> Iterator[tuple[str, Any]]:

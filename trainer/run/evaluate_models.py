@@ -35,6 +35,8 @@ from trainer.run.data import prompter_of
 from trainer.watch.footer import Footer, Progress
 from trainer.watch.screen import Screen
 
+Answer = tuple[dict[str, Any], list[Evaluation]]  # what a command prints: facts for --json, `said` for people
+
 
 def progress(task: str, total: int) -> Progress:
     """Show progress on rank 0 only, on standard error."""
@@ -44,16 +46,14 @@ def progress(task: str, total: int) -> Progress:
 evaluate_model = partial(assemble.evaluate_model, progress=progress)
 
 
-def evaluate(
-    config: Config, data: Data, models: dict[str, Path], draws: Draws | None, out: Path, as_json: bool
-) -> None:
+def evaluate(config: Config, data: Data, models: dict[str, Path], draws: Draws | None, out: Path) -> Answer:
     """Evaluate the model of the configuration, and those in `models` (`adapter`, `merged`), on all ranks together."""
     preflight.must_leave_our_cards(hardware.detect(), config.rollout.vllm, distributed.world_size())
     joins = distributed.world_size() > 1 or config.rollout.engine == "vllm_colocate"
     with assemble.process_group(config) if joins else nullcontext():
         evaluations = list(_evaluations(config, data, models, draws, out))
     if not distributed.is_main():
-        return
+        return {}, evaluations
     settings = {**results.settings_of(config), **{name: str(path) for name, path in models.items()}}
     results.write(out, settings, evaluations)
     flips = [line for pair in pairwise(evaluations) for line in flip_lines(Comparison(*pair))]
@@ -61,8 +61,13 @@ def evaluate(
     alike = agreement(evaluations[1], evaluations[2]) if len(models) == 2 else None
     if alike:
         lines.insert(0, f"{results.merged_against('adapter', config.model.rounded)}: {alike}")
-    answer({**results.document(settings, evaluations), "out": str(out), "said": lines}, evaluations, as_json)
-    if alike and config.merged_differs_by_rounding:
+    return {**results.document(settings, evaluations), "out": str(out), "said": lines}, evaluations
+
+
+def must_be_rounding(config: Config, evaluations: Sequence[Evaluation]) -> None:
+    """Raise MergeError if an adapter and a merged model, the second and the third, differ by more than rounding."""
+    if len(evaluations) == 3 and config.merged_differs_by_rounding:
+        alike = agreement(evaluations[1], evaluations[2])
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 
 
@@ -113,16 +118,15 @@ def _must_serve(model: Any, prompter: Prompter, held_out: Sequence[Prompt], conf
 
 
 def merge_and_compare(
-    config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], as_json: bool, check: bool = True
-) -> None:
+    config: Config, adapter: Path | None, out: Path, made_of: Mapping[str, Any], check: bool = True
+) -> Answer:
     """Write the model with its adapter merged in, load it again, and compare its answers with the adapted model's."""
     if adapter is None or not check:
         with disk.named_when_checked(out) as unchecked:
             write_merged(config.model, adapter, unchecked, None, progress)
             why_not = "--no-check was given" if adapter else "nothing was merged: these are the weights of the run"
             record(unchecked, made_of, {"not_checked": why_not})
-        answer({"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, [], as_json)
-        return
+        return {"out": str(out), "said": [f"written to {out}", f"not checked: {why_not}"]}, []
     (model, tokenizer), data = load(config.model), read_held_out(config)
     adapted = evaluate_model("adapter", load_adapter(model, adapter), tokenizer, config, data)
     del model
@@ -139,7 +143,7 @@ def merge_and_compare(
         facts = checked(alike, [adapted, merged])
         record(unchecked, made_of, facts)
     lines = [f"{results.merged_against('adapter', config.model.rounded)}: {alike}", f"written to {out}"]
-    answer({**facts, "out": str(out), "said": lines}, [adapted, merged], as_json)
+    return {**facts, "out": str(out), "said": lines}, [adapted, merged]
 
 
 def checked(alike: Agreement, evaluations: list[Evaluation]) -> dict[str, Any]:
@@ -163,7 +167,7 @@ def load(settings: Model, name: str | None = None) -> tuple[Any, Any]:
     return model, load_tokenizer(settings)
 
 
-def answer(facts: dict[str, Any], evaluations: list[Evaluation], as_json: bool) -> None:
+def answer(facts: Mapping[str, Any], evaluations: Sequence[Evaluation], as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
         return

@@ -27,10 +27,11 @@ from trainer.problem.prompts import begun
 from trainer.rollout.limits import within_context
 from trainer.run import assemble, evaluate_models
 from trainer.run.data import prompter_of, task_of
+from trainer.run.evaluate_models import Answer
 from trainer.run_folder.model_source import Source
 
 
-def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any], options: Namespace) -> None:
+def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any], options: Namespace) -> Answer:
     """Write a GGUF file, and for Ollama a Modelfile, and compare its answers."""
     adapter = source.adapter
     weights = merge.stored_weights(config.model.clean, adapter, None)
@@ -70,7 +71,7 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
         tag = name.lower()
         lines += [f"once it is created, `ollama run {tag}`: ask the question alone, which the Modelfile completes"]
         lines += [shlex.join(["ollama", "create", tag, "-f", str(out / "Modelfile")])]
-    evaluate_models.answer({**facts, "out": str(file), "said": lines}, evaluations, options.json)
+    return {**facts, "out": str(file), "said": lines}, evaluations
 
 
 def _write(file: Path, weights: merge.Weights, tokenizer: Any, fmt: str, about: Mapping[str, str | None]) -> None:

@@ -4,15 +4,17 @@ The functions and the data that are passed are also written into `given/` in the
 resume, evaluate and repeat the run.
 """
 
+import io
 import json
 import os
 import random
 import re
+import shlex
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +26,13 @@ from trainer.config.request import Request
 from trainer.config.resolve import code_and_servers, resolve, validated
 from trainer.config.settings import Config, function_name
 from trainer.errors import ConfigError, DataError, OctetError
-from trainer.machine import disk, hardware, quiet, user_code
+from trainer.machine import disk, hardware, user_code
+from trainer.machine import quiet as libraries
 from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.problem.own_records import OwnTask
 from trainer.problem.task import DataTask, make_task
-from trainer.run.copy_function import source_of
+from trainer.run.copy_function import name_of, source_of
 from trainer.run_folder import layout
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ def train(
     reward: Reward | Sequence[Reward] | Mapping[Reward, float] = (),
     data: Rows | None = None,
     test: Rows | None = None,
+    on_step: Callable[[int, Mapping[str, float]], object] | None = None,
+    quiet: bool = False,
 ) -> "Result":
     """Train a model in this process, and return the run folder, the evaluations and the verdict.
 
@@ -53,9 +58,13 @@ def train(
             reward; `reward.weights` is added if you set it yourself, and that of a preset is not.
         data: The training problems, as a list of dictionaries or a `datasets.Dataset`.
         test: The held-out problems; by default a share of `data`.
+        on_step: A function that is called after each step with its number and its metrics. If it returns True, the run
+            saves this step and stops.
+        quiet: Print nothing, neither progress nor warnings. What `on_step` prints is printed.
 
     Raises:
-        OctetError: The error that the command would print. Nothing here ends the process.
+        OctetError: The error that the command would print. Nothing here ends the process. After `on_step` has returned
+            True it is `Interrupted`.
     """
     config = resolve("nano") if config is None else config
     if not isinstance(config, Config):
@@ -67,8 +76,8 @@ def train(
     user_code.named.update(code_and_servers(config).keys() - user_code.of_runs.keys())
     machine = hardware.detect()
     machine = replace(machine, gpus=machine.gpus[:1])
-    with _process_restored(config.rollout.engine):
-        quiet.quiet()
+    on_step = _aloud(on_step) if quiet and on_step else on_step
+    with as_it_was(config.rollout.engine, quiet):
         from trainer.run import job  # torch, deepspeed, transformers
         from trainer.run_folder import create
 
@@ -81,7 +90,8 @@ def train(
             config = _with_functions(config, folder, functions, reward.values() if isinstance(reward, Mapping) else ())
             config = _with_rows(config, folder, functions, data, test)
             preflight.check(config, machine)
-            result = job.run(Request(config, "python", "", is_python=True))
+            only_here = not all(map(_is_copied, functions))
+            result = job.run(Request(config, "python", "", is_python=True, only_here=only_here, on_step=on_step))
         except (OctetError, KeyboardInterrupt) as error:
             error.args = (_of_python(str(error), folder),)
             raise
@@ -96,7 +106,44 @@ def _of_python(text: str, folder: Path) -> str:
     """Return an error with the row that was passed, not its line in a file, and with the command that continues."""
     places = rf"{re.escape(str(folder / GIVEN))}/(?:train|(test))\.jsonl(?::(\d+))?"
     text = re.sub(places, lambda at: (at[1] or "data") + (f"[{int(at[2]) - 1}]" if at[2] else ""), text)
+    text = text.replace("The same command with the same run.dir", f"octet train --resume {shlex.quote(str(folder))}")
     return re.sub("(?<!train )--resume", "octet train --resume", text)
+
+
+def _is_copied(function: Reward) -> bool:
+    text, missing = source_of(function)
+    return bool(text) and not missing
+
+
+class Nowhere(io.TextIOBase):
+    """Prints nothing. It is never closed, because a library may keep it as the stream of its log."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+@contextmanager
+def as_it_was(engine: str, quiet: bool) -> Iterator[None]:
+    """Restore afterwards what a run changes in its process, and if `quiet` print nothing. DeepSpeed is imported before,
+    because its log keeps the stream of that moment."""
+    with _process_restored(engine), ExitStack() as streams:
+        if quiet:
+            import trainer.step.engine  # noqa: F401
+
+            for redirect in (redirect_stdout, redirect_stderr):
+                streams.enter_context(redirect(Nowhere()))
+        yield
+
+
+def _aloud(function: Callable[..., object]) -> Callable[..., object]:
+    """Return the function as one that prints to the present streams in a block that prints nothing."""
+    out, err = sys.stdout, sys.stderr
+
+    def called(step: int, metrics: Mapping[str, float]) -> object:
+        with redirect_stdout(out), redirect_stderr(err):
+            return function(step, metrics)
+
+    return called
 
 
 def _with_functions(config: Config, folder: Path, functions: Sequence[Reward], weights: Iterable[float] = ()) -> Config:
@@ -105,7 +152,7 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward], w
     for function in functions:
         if not callable(function):
             raise ConfigError("reward", f"{function!r} is not a function", "Files of functions belong to reward.custom")
-        name = getattr(function, "__name__", type(function).__name__)
+        name = name_of(function)
         if not name.isidentifier():
             raise ConfigError("reward", f"{name} has no name for the log", "Write a function with `def`")
         settings.append(f"{folder / GIVEN / name}.py:{name}")
@@ -212,7 +259,8 @@ def _process_restored(engine: str) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
     try:
         grad = torch.inference_mode(False)  # switches gradients on, which a notebook may have switched off
-        with warnings.catch_warnings(), quiet.put_back(), torch.random.fork_rng(devices=[]), grad:
+        with warnings.catch_warnings(), libraries.put_back(), torch.random.fork_rng(devices=[]), grad:
+            libraries.quiet()
             yield
     finally:
         torch.set_default_dtype(dtype)

@@ -1,6 +1,6 @@
 """The output of a run, step by step: log lines, samples, checkpoints, and the screen."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -36,6 +36,7 @@ class RunLog:
     stopping: Stopping
     first_step: int
     total_steps: int
+    on_step: Callable[[int, Mapping[str, float]], object] | None = None  # of the caller of train()
 
     def is_checkpoint(self, done: int) -> bool:
         """Return True if a checkpoint is due after `done` steps in any case."""
@@ -50,12 +51,16 @@ class RunLog:
     def step(
         self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float], measured: Mapping[str, float]
     ) -> None:
-        """Log a step and show it. Raise TrainingError if its metrics or the `measured` values must end the run."""
+        """Log a step and show it. Raise TrainingError if its metrics or the `measured` values must end the run, and
+        what the caller's function raises. If that returns True, the run stops after this step."""
         if self.journal:
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
         self.screen.step(done, metrics)
         self.alarms.step(done, {**metrics, **measured})
+        ended = self.on_step and self.on_step(done, dict(metrics)) in (True,)  # a bool of NumPy, too
+        if ended and done < self.total_steps:
+            self.stopping.asked = "on_step returned True"
 
     def save(self, policy: Policy, done: int) -> None:
         """Save a checkpoint of the policy and of the other state of the run."""
