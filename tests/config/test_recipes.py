@@ -87,7 +87,7 @@ def test_a_file_with_functions_keeps_its_own_weights(tmp_path):
 
 # Two steps of a recipe with the embedded model need less of everything that a write-up says about size.
 SMALL = ["model.name=nano", "task.name=nano", "prompt.style=auto", "eval.problems=8", "run.steps=2", "run.threads=1"]
-SMALL += ["rollout.problems=8", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.merge=false"]
+SMALL += ["rollout.problems=8", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.merge=false", "task.limit=64"]
 OF_ONE = {"distill": ["teacher.name=nano", "teacher.quantize=none"]}
 OF_ONE |= {name: ["warmup.steps=3", "warmup.asked=16", "warmup.problems=4"] for name in ("star", "warm_grpo")}
 

@@ -39,7 +39,7 @@ from trainer.run_folder.run_log import RunLog
 
 SETTINGS = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=24"]
 SETTINGS += ["run.steps=5", "run.save_every=2", "eval.problems=8", "eval.every=3", "rollout.dead_groups=keep"]
-SETTINGS += ["run.threads=1", "run.keep=2"]
+SETTINGS += ["run.threads=1", "run.keep=2", "task.limit=64"]
 SERVER = "tests.e2e.vllm_double"  # which outlives the runs
 VLLM_PORT = hardware.free_port()
 AHEAD = ["rollout.engine=vllm_server", f"rollout.vllm.urls=http://127.0.0.1:{VLLM_PORT}", "rollout.ahead=1"]

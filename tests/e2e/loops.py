@@ -32,7 +32,7 @@ from trainer.run import assemble
 
 STEPS, PROBLEMS, DEAD_STEP = 3, 4, 1
 SETTINGS = [f"run.steps={STEPS}", f"rollout.problems={PROBLEMS}", "rollout.group_size=4", "eval.problems=7"]
-SETTINGS += ["algorithm.lr=1e-4", "optim.warmup=0", "optim.tokens_per_micro_batch=256", "lora.r=4"]
+SETTINGS += ["algorithm.lr=1e-4", "optim.warmup=0", "optim.tokens_per_micro_batch=256", "lora.r=4", "task.limit=256"]
 SETTINGS += ["rollout.vllm.max_difference=100"]  # the log-probs that come with the answers are made up
 TOKENS_AT_ONCE = 32
 SETTINGS_OF = {"": [], "whole": ["lora.enabled=false"], "sampled": []}

@@ -13,7 +13,7 @@ from trainer.machine import disk
 ADAPTER = "adapter/adapter_model.safetensors"
 FEW = ["rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "rollout.dead_groups=keep"]
 FEW += ["run.steps=2", "run.save_every=1", "algorithm.loss=reinforce", "reward.weights={length: 1.0}"]
-FEW += ["reward.length_band=[1, 30]"]
+FEW += ["reward.length_band=[1, 30]", "task.limit=64"]
 
 
 def train(folder, *arguments: str, ranks: int = 1) -> str:

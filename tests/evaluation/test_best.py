@@ -162,7 +162,7 @@ def test_a_finished_run_replaces_its_best_by_what_is_known_to_be_better(tmp_path
 
 def train(folder: Path, *overrides: str) -> str:
     settings = ["run.merge=false", "eval.every=1", "eval.problems=16", "eval.patience=2", "rollout.problems=2"]
-    settings += ["algorithm.lr=1e-9", "optim.warmup=0", "optim.schedule=constant"]
+    settings += ["algorithm.lr=1e-9", "optim.warmup=0", "optim.schedule=constant", "task.limit=64"]
     return said_by_train("--preset", "nano", f"run.dir={folder}", *settings, *overrides)
 
 

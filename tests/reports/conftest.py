@@ -13,6 +13,7 @@ from tests.conftest import lines_of, write_lines
 from tests.e2e.short_job import train
 
 FEW = ["--preset", "nano", "run.steps=6", "eval.every=3", "eval.problems=32", "rollout.problems=4", "run.merge=false"]
+FEW += ["task.limit=256"]
 
 
 @pytest.fixture(scope="session")

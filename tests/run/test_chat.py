@@ -25,6 +25,7 @@ from trainer.run.data import prompter_of
 from trainer.run_folder.model_source import Source
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=1", "eval.problems=4"]
+FEW += ["task.limit=64"]
 
 
 @pytest.fixture(scope="module")

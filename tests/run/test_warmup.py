@@ -20,7 +20,7 @@ from trainer.run.teaching import leave_start
 from trainer.run_folder import changed_settings
 
 FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
-FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep"]
+FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep", "task.limit=64"]
 WARMUP = [*FEW, "warmup.steps=3", "warmup.problems=6", "warmup.every=1", "warmup.lr=0.01"]
 
 
