@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import refuses
 from tests.model.test_variants import read
-from tests.rollout.test_decoder import family
+from tests.rollout.test_decoder import adapted, family
 from trainer.errors import ModelError
 from trainer.loss.logprobs import LogProbs
 
@@ -50,3 +50,11 @@ def test_noise_that_stays_is_refused_by_name_and_without_using_up_random_numbers
         LogProbs(model, 1.0)
     assert torch.equal(torch.get_rng_state(), state)
     assert not model.training
+
+
+def test_rwkv_computes_in_training_mode_what_it_does_in_eval_mode_also_with_an_adapter(tmp_path):
+    """It divides weights in eval mode, and an adapter beside them would count twice as much."""
+    folder = saved(tmp_path, "rwkv", {"attention_hidden_size": 32, "rescale_every": 1})
+    model = adapted(read(folder))
+    with torch.no_grad():
+        torch.testing.assert_close(model.train()(TOKENS).logits, model.eval()(TOKENS).logits)

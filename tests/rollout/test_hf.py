@@ -42,6 +42,19 @@ def test_a_row_is_counted_by_the_size_of_a_head_or_where_a_model_has_none_or_som
     assert found >= logits
 
 
+LIGHTNING = {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_attention_heads": 2}
+LIGHTNING |= {"num_local_experts": 2, "intermediate_size": 32}
+
+
+@pytest.mark.parametrize(("kind", "own"), [("recurrent_gemma", {"lru_width": 32}), ("minimax", LIGHTNING)])
+def test_prompts_of_other_lengths_are_generated_apart_if_the_model_reads_padding(kind, own, tokenizer):
+    model, asked = family(kind, num_hidden_layers=3, **own), prompts(9, 3, 30)
+    together = sample(HfSampler, model, tokenizer, asked, stops=[2], group=2)
+    for index, prompt in enumerate(asked):
+        alone = sample(HfSampler, model, tokenizer, [prompt], stops=[2], group=2)[0]
+        assert [one.logprobs for one in alone] == [pytest.approx(one.logprobs, abs=1e-4) for one in together[index]]
+
+
 def test_an_adapter_that_does_not_say_what_it_is_for_is_sampled_with_our_settings(tiny_model, tokenizer):
     """TRL saves such adapters. PEFT's wrapper would sample 20 tokens with the settings of the model."""
     answers, greedy = [], {"stops": [1], "group": 1, "temperature": 0.0, "max_new_tokens": 30}

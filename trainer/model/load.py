@@ -254,6 +254,8 @@ def _disable_noise(model: Any) -> None:
             module.register_forward_pre_hook(lambda router, _: setattr(router, "training", False))
         elif hasattr(module, "time_step_limit"):  # Mamba-2 has none while a token is sampled
             module.time_step_limit = (0.0, math.inf)
+    if hasattr(model.config, "rescale_every"):  # RWKV divides weights in eval mode, but not their adapters
+        model.config.rescale_every = 0
     for owner in [*modules, *(module.config for module in modules if hasattr(module, "config"))]:
         for name, value in vars(owner).items():
             if isinstance(value, float) and NOISE.search(name):

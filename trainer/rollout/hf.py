@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ class HfSampler(OwnSampler):
     def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
         # PEFT's wrapper does not pass our settings on to the model if an adapter was saved without a task type
         super().__init__(causal_lm_of(model), *arguments, **options)
+        if self.model.config.model_type == "rwkv":  # transformers mixes its rows when it reads single tokens
+            self.rows = 1
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         limits.check_context(self.context_limit(), prompts, sampling.max_new_tokens)
@@ -82,13 +84,27 @@ class HfSampler(OwnSampler):
 
     def _within_context(self, waiting: list[tuple[int, OpenAnswer]]) -> list[tuple[int, OpenAnswer]]:
         """Return the first of these answers that can be generated together. All rows go on for as long as any of them,
-        and a model with learned positions has none beyond its context."""
+        and a model with learned positions has none beyond its context. Some models need contexts of one length."""
         context, longest, most = self.context_limit(), 0, 0
         for count, (_, answer) in enumerate(waiting):
             longest, most = max(longest, len(answer.context)), max(most, answer.end - len(answer.tokens))
             if count and context is not None and longest + most > context:
                 return waiting[:count]
+            if count and len(answer.context) != len(waiting[0][1].context) and self._reads_padding:
+                return waiting[:count]
         return waiting
+
+    @cached_property
+    @torch.no_grad()
+    def _reads_padding(self) -> bool:
+        """Return True if padding before a context changes the logits after it: the recurrent layers of xLSTM and
+        RecurrentGemma ignore the mask, those of MiniMax from the second token on."""
+        context, options = [5, 3, 4], {"max_new_tokens": 2, "min_new_tokens": 2, "output_logits": True}
+        options["return_dict_in_generate"] = True
+        inputs = map(self._left_padded, ([context], [context, context * 4]))
+        alone_V, padded_V = (self.model.generate(**one, **options).logits[1][0].float() for one in inputs)
+        rounding = 1e-3 if self.model.dtype == torch.float32 else 0.05
+        return bool((padded_V - alone_V).abs().max() > rounding * alone_V.abs().max())
 
     @torch.no_grad()
     def _generate(self, dialogues: Sequence[OpenAnswer], sampling: Sampling) -> list[Written] | None:
