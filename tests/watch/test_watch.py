@@ -94,6 +94,21 @@ def test_groups_become_reward_accuracy_and_length():
     assert "dead_groups/wrong" in means
 
 
+def test_the_best_and_the_worst_answer_are_shown_with_their_parts(capsys):
+    alike, one = group([1.0, 1.0]), group([0.1, 0.9, None, 0.5])
+    scores = [replace(score, components={"own": 2.0, "length": None, "format": 1.0}) for score in one.scores]
+    long = replace(one.completions[1], text="so\n" + "far " * 99 + "\x1b 7")
+    one = replace(one, scores=tuple(scores), completions=(one.completions[0], long, *one.completions[2:]))
+    Screen(9).answers([alike, one], {"own": 0.25, "length": 1.0, "format": 0.0})
+    best, worst = capsys.readouterr().out.splitlines()
+    assert best.startswith("best answer, own 0.5: ...far")
+    assert best.endswith("far ␛ 7")
+    assert worst == "worst answer, own 0.5: #### 0"
+    assert len(best) <= 120
+    Screen(9).answers([], {})
+    assert capsys.readouterr().out == ""
+
+
 def test_accuracy_is_counted_beside_the_reward_and_groups_that_only_correct_kills_are_counted():
     unequal = replace(group([0.2, 0.5]), dead_by="correct_strict")  # both are right
     for gold, keys in (("1", {"accuracy/strict", "accuracy/lenient"}), ("", set())):

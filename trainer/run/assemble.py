@@ -270,7 +270,16 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
     view = partial(terminal.of_folder, folder)
     left = TimeLeft(total_steps, config.eval.every, (1 + config.merges) * bool(config.eval.problems))
     measure, quiet = measure_of(config), not is_main
-    screen = Screen(total_steps, first_step, measure, quiet=quiet, stderr=request.json, view=view, left=left)
+    screen = Screen(
+        total_steps,
+        first_step,
+        measure,
+        quiet=quiet,
+        stderr=request.json,
+        view=view,
+        left=left,
+        dead_by=config.rollout.dead_by,
+    )
     track = config.run.track
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None

@@ -57,6 +57,8 @@ class RunLog:
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
         self.screen.step(done, metrics)
+        if done == 1:
+            self.screen.answers(groups, self.config.reward.all_weights)
         self.alarms.step(done, {**metrics, **measured})
         ended = self.on_step and self.on_step(done, dict(metrics)) in (True,)  # a bool of NumPy, too
         if ended and done < self.total_steps:

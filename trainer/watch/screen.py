@@ -1,21 +1,24 @@
 """Show the progress of a run or a task: a live screen on a terminal, lines in a log file."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 from rich.console import RenderableType
 
 from trainer.machine.console import Console, spoken, until
-from trainer.machine.safe_text import print
+from trainer.machine.safe_text import print, visible
 from trainer.ranks import distributed
+from trainer.records import Score, ScoredGroup
 from trainer.watch.footer import Footer, Progress, TimeLeft, clock
 from trainer.watch.measure import LENIENT, STRICT, Measure
 
 PERMANENT_LINES = 12  # lines of progress that a run prints
 ABOVE = 5  # lines of a terminal that the view leaves free for printed text
 COST = 0.005  # the largest share of the time that drawing may take
-DEAD = "dead: groups in which no answer counts as better than another, so comparing them teaches nothing"
+DEAD = "dead: share of groups whose answers all earn the same{}; they teach nothing"
+ALSO_DEAD = {"reward": "", "correct": ", or are all right or all wrong"}
+WIDEST = 120  # columns of an answer that is shown
 SURE = 10  # steps after which the remaining time is well known
 LONG_H = 1 / 6  # a longer run prints its remaining time once, with the time of day
 LEFT_OUT = ("grad", "loss", "entropy", "step", "dead", "rollout")  # parts of a line, omitted in this order if too long
@@ -36,6 +39,7 @@ class Screen:
         stderr: bool = False,
         view: View | None = None,
         left: TimeLeft | None = None,
+        dead_by: str = "reward",
     ) -> None:
         self.footer = Footer(Console(quiet=quiet, stderr=stderr, soft_wrap=True))
         self.total_steps = total_steps
@@ -46,6 +50,7 @@ class Screen:
         self._view = view
         self._next_drawing = 0.0
         self._explains_dead = True
+        self._dead = DEAD.format(ALSO_DEAD[dead_by])
 
     def start(self) -> None:
         """Start to measure time: the work before the first step does not predict the remaining time."""
@@ -68,11 +73,19 @@ class Screen:
             line = progress_line(step, self.total_steps, metrics, left, self._measure, self.footer.console.width)
             self.say(line)
             if self._explains_dead and "  dead " in line:
-                self.say(DEAD)
+                self.say(self._dead)
                 self._explains_dead = False
         if step - self._first_step == SURE and left > LONG_H * 3600:
             self.say(f"octet: about {spoken(left / 3600)[0]} left{until(left / 3600)}")
         self.draw()
+
+    def answers(self, groups: Sequence[ScoredGroup], weights: Mapping[str, float]) -> None:
+        """Print the best and the worst answer of the group whose rewards differ most, each in a line."""
+        graded = [[pair for pair in zip(one.completions, one.scores) if pair[1].reward is not None] for one in groups]
+        ranked = [sorted(pairs, key=lambda pair: pair[1].reward or 0.0) for pairs in graded if pairs]
+        widest = max(ranked, key=lambda pairs: (pairs[-1][1].reward or 0.0) - (pairs[0][1].reward or 0.0), default=[])
+        for name, (answer, score) in zip(("best", "worst"), (widest[-1:] + widest[:1])):
+            self.say(answer_line(name, answer.text, score, weights, min(WIDEST, self.footer.console.width)))
 
     def draw(self) -> None:
         """Redraw the view, unless drawing would take more than `COST` of the time."""
@@ -115,6 +128,15 @@ def progress_line(
         if len("  ".join(parts)) > width:
             parts = [part for part in parts if not part.startswith(f"{name} ")]
     return "  ".join(parts)
+
+
+def answer_line(name: str, text: str, score: Score, weights: Mapping[str, float], width: int) -> str:
+    """Return an answer with what each part of its reward pays. Of a long one the end is shown, with its result."""
+    paid = {part: weights.get(part, 0.0) * value for part, value in score.components.items() if value is not None}
+    parts = " + ".join(f"{part} {value:.3g}" for part, value in paid.items() if weights.get(part))
+    head, text = f"{name} answer, {parts}: ", visible(" ".join(text.split()))
+    room = max(20, width - len(head))
+    return head + (text if len(text) <= room else f"...{text[3 - room :]}")
 
 
 def sampled_parts(metrics: Mapping[str, float], measure: Measure) -> list[str]:
