@@ -104,10 +104,10 @@ class Rollouts:
 
     def _observe(self, groups: Sequence[ScoredGroup]) -> None:
         """Pass the outcomes of all ranks to the curriculum, so that every rank keeps drawing the same problems."""
-        has_golds = self.config.task.answer != "none"
-        worth = f"correct_{self.config.reward.answer}" if has_golds else "reward"
+        by_right = self.config.task.answer != "none" and self.config.pay_of_right > 0
+        worth = f"correct_{self.config.reward.answer}" if by_right else "reward"
         seen = distributed.dealt(outcomes(groups, worth))
-        self.curriculum.observe(solve_rates(seen, scales=not has_golds))
+        self.curriculum.observe(solve_rates(seen, scales=not by_right))
 
 
 def collect(
