@@ -24,6 +24,7 @@ from trainer.sandbox.confine import Held
 
 FEW = ["rollout.problems=2", "rollout.group_size=2", "rollout.max_new_tokens=16", "eval.problems=4", "run.merge=false"]
 OWN = ["task.name=records", "task.path=mine.csv", "task.holdout=0.4", "reward.custom=mine.py:brief"]
+OWN += ["reward.weights={correct: 1}"]  # so that an evaluation needs no function
 TRAIN = ["train", "--preset", "nano", *FEW, *OWN]
 
 
