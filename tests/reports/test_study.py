@@ -348,7 +348,7 @@ def test_the_results_are_printed_for_papers_and_for_other_programs(study, found,
     lines = [*csv.DictReader(io.StringIO(said))]
     assert [float(one["p_holm"]) for one in lines] == [one["p_holm"] for one in found["comparisons"]]
     assert [(one["arm"], one["against"]) for one in lines][:2] == [("grpo", "base"), ("small", "base")]
-    _, said, _ = said_by(capsys, "study", study.path, "--tex")
+    _, said, _ = said_by(capsys, "study", study.path, "--collect", "--tex")
     assert said.count("\\begin{tabular}") == said.count("\\end{tabular}") == len([*tables(found)])
     rows = [r"a\_b & 50 \% \\ \hline", r"x\&y & \{1\} \\"]
     assert as_latex("", ["a_b", "50 %"], [["x&y", "{1}"]]).splitlines()[2:4] == rows

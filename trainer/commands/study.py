@@ -50,8 +50,8 @@ class StudyError(OctetError):
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet study bench/studies/controls.yaml"
     parser.add_argument("file", type=Path, metavar="FILE", help="arms, seeds and controls; see docs/studies.md")
+    parser.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--collect", action="store_true", help="train nothing, and judge the runs that have ended")
     instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
     instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
     instead.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at once; if several, ignore times")
@@ -67,6 +67,8 @@ def run(options: Namespace) -> None:
         raise ConfigError("--time auto", "the runs of a study take different times", "Write --time HH:MM:SS")
     if not options.slurm and (options.time or options.gpus != 1):
         raise ConfigError("--time and --gpus", "they are for jobs", "Write --slurm as well, or leave them out")
+    if options.collect and (options.slurm or options.jobs != 1):
+        raise ConfigError("--collect", "it trains nothing", "Leave it out, or leave out --slurm and --jobs")
     study = read_study(options.file, options.overrides)
     _must_be_paid_alike(study)
     judges_only = options.collect or options.csv or options.tex
