@@ -84,6 +84,13 @@ def test_the_pages_say_what_is_planned(preset):
     assert slowest == f"{SLOWEST[preset]}: {least:.1f} to {most:.1f} h"
 
 
+def test_a_first_look_takes_the_minutes_that_the_first_page_says():
+    own = planner("8gb")
+    own.config = resolve("8gb", "try")
+    minutes, page = on_card(COMMON[8], own).about * 60, (ROOT / "README.md").read_text()
+    assert f"--preset 8gb --recipe try    # ten steps: {minutes:.0f} minutes on an {COMMON[8]}\n" in page
+
+
 def test_a_preset_without_thoughts_switches_them_off():
     """Qwen3 and SmolLM3 think by default, and their thoughts take thousands of tokens."""
     for preset in GPU_PRESETS:
