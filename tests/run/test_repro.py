@@ -64,7 +64,42 @@ def repeats_the_first_step(run: Path, folder: Path) -> None:
     answer = octet(folder, "repro", run, "--steps", "1")
     assert answer.returncode < 2, answer.stderr
     first = answer.stdout.splitlines()[0]
-    assert re.match(r"identical to the bit: .* 16 answers|differs: step 1: \S+ is [\d.e-]+, and was ", first), first
+    assert (answer.returncode == 1) == first.startswith("differs")
+    same = r"identical to the bit: .* 16 answers|equal up to rounding, on another"
+    assert re.match(rf"{same}|differs: step 1: \S+ is [\d.e-]+, and was ", first), first
+
+
+def with_metrics(again: Path, **factors: float) -> Path:
+    """Multiply metrics of all steps of a run."""
+    records = lines_of(again / "it/metrics.jsonl")
+    changed = [{name: value * factors.get(name, 1) for name, value in record.items()} for record in records]
+    write_lines(again / "it/metrics.jsonl", changed)
+    return again / "it"
+
+
+def test_rounding_is_no_difference_on_another_processor(recorded, again):
+    machine = json.loads((again / "it/machine.json").read_text())
+    (again / "it/machine.json").write_text(json.dumps(machine | {"processor": "Z80"}))
+    run = with_metrics(again, entropy=1 + 4e-7, sampler_difference=1.2)
+    status, said = repro(again, "--steps", "1")
+    assert status == 0, said
+    assert said[0] == "equal up to rounding, on another processor: the metrics of 1 step"
+    assert said[1] == "identical to the bit: the 8 answers in samples.jsonl"
+    assert said[2].startswith("the first difference: step 1: ")
+    assert [line for line in said[3:] if "Z80" in line]
+    for name, factor in (("entropy", 1 + 1e-4), ("lr", 1 + 1e-6), ("reward/mean", 1.001)):
+        first = next(repeat_steps._differences(with_metrics(again, **{name: factor}), recorded / "it", 1, rounds=True))
+        assert first.startswith(f"step 1: {name} is "), first
+        with_metrics(again, **{name: 1 / factor})
+    samples = lines_of(run / "samples.jsonl")
+    write_lines(run / "samples.jsonl", [one | {"completion": "1"} for one in samples])
+    assert "completion of an answer" in next(repeat_steps._differences(run, recorded / "it", 1, rounds=True))
+
+
+def test_rounding_is_a_difference_on_the_same_processor(again):
+    with_metrics(again, entropy=1 + 4e-7)
+    status, said = repro(again, "--steps", "1")
+    assert (status, said[0].startswith("differs: step 1: entropy is ")) == (1, True)
 
 
 def test_answers_that_are_missing_are_a_difference(recorded, again):

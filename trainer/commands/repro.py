@@ -13,7 +13,8 @@ from trainer.run_folder.reader import read_run
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.epilog = "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, 1 if not."
+    parser.epilog = "example: octet repro runs/demo --steps 3. Exit status: 0 if all is identical, on another "
+    parser.epilog += "processor up to rounding; 1 if not."
     add_run(parser)
     add_overrides(parser, "run.threads=1, to see whether it changes anything")
     parser.add_argument("--steps", type=positive, default=5, help="how many steps (default 5)")

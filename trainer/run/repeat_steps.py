@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from math import inf, isclose
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from trainer.run_folder import changed_settings, create, provenance
 from trainer.run_folder.journal import read_records
 
 MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that depend on the machine, or do not belong to a step
+ROUNDING = 1e-5  # the largest relative difference of a metric that another processor makes by rounding
+OF_ROUNDING = "sampler_"  # metrics that measure rounding themselves, so their difference counts as it is
+TINY = 1e-7  # a loss near zero, the sum of what cancels out, has a rounding error as large as this
 ADAPTER = "checkpoints/step_{:06d}/adapter/adapter_model.safetensors"
 UNKNOWN = (
     "not known: settings, data, base weights, versions, device and threads are those of the run. Steps before a change "
@@ -30,7 +33,8 @@ UNKNOWN = (
 
 
 def replay(folder: Path, config: Config, steps: int) -> bool:
-    """Repeat the first steps of the run in `folder` in `config.run.dir`. Print the result; return True if identical."""
+    """Repeat the first steps of the run in `folder` in `config.run.dir`. Print the result. Return True if it is
+    identical, or on another processor equal up to rounding."""
     scratch = config.run.dir
     assert scratch is not None, "the command makes a folder"
     recorded = [record["step"] for record in read_records(folder / "metrics.jsonl") if record["step"]]
@@ -45,13 +49,20 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     if before and (difference := provenance.apart(before, now, problems)):
         causes.append(difference if difference.startswith("the ") else f"the data: {difference}")
     causes += _surroundings(folder, scratch)
-    if different := [*_differences(folder, scratch, steps)]:
+    exact = [*_differences(folder, scratch, steps)]
+    if different := [*_differences(folder, scratch, steps, rounds=True)] if _is_elsewhere(folder, scratch) else exact:
         if any(": lr is " in one for one in different) and not changed:  # several updates of a step differ before it
             causes.insert(0, "the rate follows from run.steps, which was another one when the run made these steps")
         print(f"differs: {different[0]}")
         print("\n".join(f"likely cause: {cause}" for cause in causes or [UNKNOWN]))
         return False
     answers = counted(len(read_records(scratch / "samples.jsonl")), "answer")
+    if exact:
+        print(f"equal up to rounding, on another processor: the metrics of {counted(steps, 'step')}")
+        print(f"identical to the bit: the {answers} in samples.jsonl")
+        print(f"the first difference: {exact[0]}")
+        print("\n".join(f"without an effect beyond rounding so far: {cause}" for cause in causes))
+        return True
     print(f"identical to the bit: the metrics of {counted(steps, 'step')}, and the {answers} in samples.jsonl")
     if (folder / ADAPTER.format(steps)).is_file():
         print(f"identical to the bit: the adapter after step {steps}")
@@ -83,18 +94,33 @@ def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
         return run
 
 
-def _differences(folder: Path, scratch: Path, steps: int) -> Iterator[str]:
-    """Yield the differences, in the order in which a step computes the values."""
+def _is_elsewhere(folder: Path, scratch: Path) -> bool:
+    """Return True if the run says that it was made on another processor, or another kind of device."""
+    before, now = _machines(folder, scratch) if (folder / create.MACHINE).is_file() else ({}, {})
+    return any(before.get(name, now[name]) != now[name] for name in ("processor", "device") if name in now)
+
+
+def _differences(folder: Path, scratch: Path, steps: int, rounds: bool = False) -> Iterator[str]:
+    """Yield the differences, in the order in which a step computes the values. If the processor `rounds` in another
+    way, leave out what that explains: small differences of metrics, and those of the adapter that they make."""
     samples = [read_records(place / "samples.jsonl") for place in (folder, scratch)]
     metrics = [read_records(place / "metrics.jsonl") for place in (folder, scratch)]
     for step in range(1, steps + 1):
         yield from _answers(step, *([one for one in side if one["step"] == step] for side in samples))
         before, now = ({k: v for one in side if one["step"] == step for k, v in one.items()} for side in metrics)
         for name in before | now:
-            if not name.startswith(MEASURED) and repr(before.get(name)) != repr(now.get(name)):
+            is_equal = repr(before.get(name)) == repr(now.get(name))
+            if not (name.startswith(MEASURED) or is_equal or (rounds and _is_rounding(name, before, now))):
                 yield f"step {step}: {name} is {now.get(name)!r}, and was {before.get(name)!r}"
-    if (folder / ADAPTER.format(steps)).is_file():
+    if not rounds and (folder / ADAPTER.format(steps)).is_file():
         yield from _tensors(folder / ADAPTER.format(steps), scratch / ADAPTER.format(steps), steps)
+
+
+def _is_rounding(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    old, new = before.get(name), now.get(name)
+    if name == "lr" or not (isinstance(old, float) and isinstance(new, float)):
+        return False
+    return isclose(old, new, rel_tol=ROUNDING, abs_tol=ROUNDING if name.startswith(OF_ROUNDING) else TINY)
 
 
 def _answers(step: int, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -120,12 +146,16 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
             yield f"after step {step}: {name} differs by up to {difference:.1e}"
 
 
+def _machines(folder: Path, scratch: Path) -> list[dict[str, Any]]:
+    return [json.loads((place / create.MACHINE).read_text()) for place in (folder, scratch)]
+
+
 def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
     """Yield the changes in what the run has recorded: base weights, versions, threads and more."""
     if not (folder / create.MACHINE).is_file():
         yield f"base weights, versions, device, threads or code: the run has no {create.MACHINE} to compare them with"
         return
-    before, now = (json.loads((place / create.MACHINE).read_text()) for place in (folder, scratch))
+    before, now = _machines(folder, scratch)
     for name, value in before.items():
         if value != now.get(name) and not (name.startswith("checksum of ") and value in now.values()):  # only moved
             yield f"{name}: {now.get(name, 'none')}; the run had {value}"
