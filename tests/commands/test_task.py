@@ -74,7 +74,8 @@ def test_a_run_tells_and_keeps_what_was_left_out(capsys, folder, tmp_path):
         file.write("broken\n")
     task = make_task(TaskSettings(name="gsm8k", data_dir=folder, on_bad_record="skip"))
     problems = list(task.train())
-    report(tmp_path, Screen(), Data(task, [*problems, *problems[:2]], [*problems, problems[0]]), problems, held_out=3)
+    data = Data(task, [*problems, *problems[:2]], [*problems, problems[0]])
+    report(tmp_path, Screen(), data, problems, "1a2b3c4d" * 6, held_out=3)
     told = f"records left out: 1; the first: {folder}/train.jsonl:7: not JSON"
     out = capsys.readouterr().out
     assert out.startswith(f"data: {told}")

@@ -102,7 +102,7 @@ def test_a_run_and_the_doctor_say_in_a_line_that_there_are_odd_answers(tmp_path)
     assert "60 held out, which show a gain of 15 points or more; records left out: 40, answers unlike" in found.seen
     task, facts = sheet_of(path=path)
     assert datasheet.finding(task.settings).severity == "warn"
-    report(tmp_path, Screen(), Data(task, task.train(), task.test()), task.train(), held_out=60)
+    report(tmp_path, Screen(), Data(task, task.train(), task.test()), task.train(), "", held_out=60)
     notes = json.loads((tmp_path / "data.json").read_text())["notes"]
     odd = sum(one["count"] for one in facts["odd"])
     assert notes == [*task.notes(), f"answers unlike the others: {odd}, such as 'n/a'; `octet task show` lists them"]

@@ -15,9 +15,11 @@ from tests.conftest import ROOT, learned, lines_of, refuses
 from tests.e2e.short_job import ADAPTER, resumes_to_the_bit, train
 from trainer.config.resolve import resolve
 from trainer.errors import CheckpointError
+from trainer.problem.word_problems import NanoTask
 from trainer.run.closing import what_is_saved
 from trainer.run.teaching import leave_start
 from trainer.run_folder import changed_settings
+from trainer.run_folder.provenance import shared
 
 FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
 FEW += ["run.save_every=1", "run.merge=false", "eval.problems=8", "rollout.dead_groups=keep", "task.limit=64"]
@@ -48,6 +50,11 @@ def test_grpo_goes_on_with_the_adapter_of_the_best_evaluation(job):
     best = json.loads((folder / "warmup/best/best.json").read_text())
     assert f"{best['loss']:.3f} the loss of a token of their solutions" in said
     assert learned(folder)[0]["eval/accuracy"] == best["accuracy"]  # the base of the run is what it begins with
+
+
+def test_the_data_of_both_runs_are_recorded(job):
+    for folder in (job[0], job[0] / "warmup"):
+        assert shared(folder, NanoTask().train()) == 64
 
 
 def test_the_reference_is_the_policy_at_its_start(job, tmp_path):

@@ -88,8 +88,8 @@ class Prompter:
             system = tuple(message for message in problem.messages if message["role"] == "system")
             question = ({"role": "user", "content": asked},) if system else ()
             problem = replace(problem, question=asked, messages=system + question)
-        text, has_special_tokens = self._text(problem)
-        return Prompt(problem, text, self.tokens(text, has_special_tokens), original=original)
+        text = self._text(problem)
+        return Prompt(problem, text, self.tokens(text, self._has_special_tokens(problem)), original=original)
 
     @property
     def has_turns(self) -> bool:
@@ -105,7 +105,7 @@ class Prompter:
 
     def answer_tokens(self, prompt: Prompt, answer: str) -> tuple[int, ...]:
         """Return the tokens of an answer that follows the prompt. Without a chat template, a space separates them."""
-        text, has_special_tokens = self._text(prompt.problem)
+        text, has_special_tokens = prompt.text, self._has_special_tokens(prompt.problem)
         answer = answer if has_special_tokens or text[-1:].isspace() else f" {answer}"
         whole = self.tokens(text + answer, has_special_tokens)
         if whole[: len(prompt.tokens)] == prompt.tokens:
@@ -221,15 +221,18 @@ class Prompter:
     def _request(self, problem: Problem) -> str:
         return self.style.request.replace("{question}", problem.question)
 
-    def _text(self, problem: Problem) -> tuple[str, bool]:
-        """Return the text of a prompt, and whether it already contains the special tokens at its beginning."""
+    def _text(self, problem: Problem) -> str:
         if self.style.raw and not problem.messages:
             before = f"{self.settings.system}\n\n" if self.settings.system else ""
-            return before + self._request(problem), False
+            return before + self._request(problem)
         messages = self.messages(problem)
         text = self._rendered(messages, problem)
         self._must_have_system(messages, text, problem)
-        return text, bool(self.tokenizer.chat_template)
+        return text
+
+    def _has_special_tokens(self, problem: Problem) -> bool:
+        """Return True if the text of a prompt already contains the special tokens at its beginning."""
+        return bool(self.tokenizer.chat_template) and (not self.style.raw or bool(problem.messages))
 
     def _must_have_system(self, messages: Messages, text: str, problem: Problem) -> None:
         """Raise DataError if the chat template leaves out a system message, whatever it says."""

@@ -91,7 +91,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     origin = Provenance(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
     log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl))
     sampler, evaluating, held_out = make_sampling(config, policy, prompts, log)
-    report(folder, log.screen, data, prompts.problems, len(held_out))
+    report(folder, log.screen, data, prompts.problems, origin.checksums, len(held_out))
     if whole := getattr(policy.model, "taken_from", None):
         log.screen.say(f"octet: the text model of {whole} is trained: adapter/ and merged/ know no images or sound")
     if config.lora.enabled and experts_of(policy.model):

@@ -21,7 +21,6 @@ from trainer.problem.task import Task, make_task
 from trainer.ranks import distributed
 from trainer.records import Problem, Prompt
 from trainer.reward import gold_check
-from trainer.run_folder.provenance import checksums
 from trainer.run_folder.reader import read_run
 from trainer.watch.screen import Screen
 
@@ -80,7 +79,9 @@ def prompter_of(config: Config, task: Task, tokenizer: Any) -> Prompter:
     return Prompter(tokenizer, config.prompt, task, tools)
 
 
-def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem], held_out: int) -> None:
+def report(
+    folder: Path, screen: Screen, data: Data, problems: Sequence[Problem], checksums: str, held_out: int
+) -> None:
     """Report what was read and left out, on the screen and in the run folder."""
     notes = data.task.notes()
     if too_long := len(data.training) - len(problems):
@@ -97,6 +98,6 @@ def report(folder: Path, screen: Screen, data: Data, problems: Sequence[Problem]
         text = "\n".join(f"{problem.question}\t{problem.gold}" for problem in problems)
         digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
         facts = {"task": data.task.name, "training_problems": len(problems), "sha256": digest}
-        facts |= {"checksums": checksums(problems), "held_out": held_out}
+        facts |= {"checksums": checksums, "held_out": held_out}
         facts |= {"test_problems": len(data.task.test()), "notes": notes, "in_words": data.task.in_words}
         disk.replace(folder / "data.json", (json.dumps(facts, indent=2) + "\n").encode())

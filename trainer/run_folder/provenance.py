@@ -37,7 +37,8 @@ class Provenance:
     ) -> None:
         self.config, self.folder, self.training, self.accepts = config, folder, training, accepts
         self.weights = hub.fingerprint(config.model)
-        self.data = {"training": _digest(checksums(training)), "held_out": _digest(checksums(held_out))}
+        self.checksums = checksums(training)
+        self.data = {"training": _digest(self.checksums), "held_out": _digest(checksums(held_out))}
         self.files = files_of(config, folder)
         self.run = self._identifier()  # a resumed run keeps its first one, although later versions have more settings
 
@@ -69,7 +70,7 @@ class Provenance:
         if had["training"] != self.data["training"]:
             difference, before = "the training problems differ", recorded(self.folder)
             if _digest(before) == had["training"]:
-                difference = apart(before, checksums(self.training), [problem.id for problem in self.training])
+                difference = apart(before, self.checksums, [problem.id for problem in self.training])
         source = f"task.path={task.path}" if task.path else f"task.data_dir={task.data_dir}" if task.data_dir else ""
         reason = f"the data are not those that this run began with: {difference}"
         raise DataError(source or f"task.name={task.name}", reason, "Restore them, or choose another run.dir")
