@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +36,10 @@ OBJECTIVES = {name: (f"algorithm.aggregation={name}", f"algorithm.loss={loss}") 
 OBJECTIVES |= {"dapo": ("algorithm.aggregation=dapo",), "rich": RICH, "gradreg": GRADREG}
 OBJECTIVES |= {"minibatches": ("algorithm.minibatches=2", "algorithm.clip_high=0.05", "algorithm.lr=0.003")}
 OBJECTIVES |= {"warmup": ("warmup.only=true", "warmup.steps=3", "warmup.lr=0.01", "optim.max_grad_norm=0.2")}
-SHORT = ("dapo", "rich", "gradreg")
+IDLE = ("rich", "gradreg", "minibatches")  # those whose ranks do more together than to add up one gradient
+# Objective and the pass in which memory runs out -> the number of ranks, so that every two of the three meet.
+SHORT = {("dapo", "forward"): 1, ("rich", "forward"): 2, ("gradreg", "forward"): 1}
+SHORT |= {("dapo", "backward"): 2, ("rich", "backward"): 1, ("gradreg", "backward"): 2}
 FULL = ("lora.enabled=false", "algorithm.lr=0.001")  # so that 3e-5 is a small share of a step
 VARIANTS = {"full": FULL, "dora": ("lora.dora=true",), "plus": ("lora.plus_ratio=8",)}
 VARIANTS |= {"pissa": ("lora.init=pissa", "lora.rslora=true")}
@@ -50,19 +54,21 @@ ADVANTAGES = torch.tensor([one.advantage for one in ROWS for _ in one.completion
 
 
 def cases(world: int) -> list[Case]:
-    """Every objective in one piece, in pieces and backwards, and over two ranks unevenly and with one idle."""
+    """Every objective in one piece, in pieces and backwards, and over two ranks unevenly; some with one rank idle."""
     zero2: dict = {"ds_config": "zero2"}
     ways = {"whole": {"groups": [4]}, "pieces": {"groups": [4], "budget": 30, "backwards": True, **zero2}}
     if world == 2:
         ways = {"uneven": {"groups": [3, 1], "budget": 1, **zero2}, "idle": {"groups": [4, 0], "budget": 30}}
     dealt = []
     for name, chosen in OBJECTIVES.items():
-        dealt += [Case(f"{name} {way}", settings=chosen, **how) for way, how in ways.items()]
-    for name in SHORT:
-        short: dict = {"memory": [16, None], "settings": OBJECTIVES[name]}  # the first rank has less
-        groups = [4] if world == 1 else [3, 1]
-        dealt += [Case(f"{name} short of memory", groups, **short)]
-        dealt += [Case(f"{name} short of memory late", groups, breaks="backward", ds_config="zero2", **short)]
+        taken = [way for way in ways if way != "idle" or name in IDLE]
+        dealt += [Case(f"{name} {way}", settings=chosen, **ways[way]) for way in taken]
+    for (name, breaks), ranks in SHORT.items():
+        if ranks == world:
+            short: dict = {"memory": [16, None], "breaks": breaks}  # the first rank has less
+            short["ds_config"] = "zero2_offload" if breaks == "forward" else "zero2"
+            groups = [4] if world == 1 else [3, 1]
+            dealt.append(Case(f"{name} short of memory, {breaks}", groups, settings=OBJECTIVES[name], **short))
     return dealt + variants(world)
 
 
@@ -97,24 +103,24 @@ def assert_same(one: dict, other: dict, tolerance: float) -> None:
         torch.testing.assert_close(torch.tensor(other["adapter"][name]), torch.tensor(values), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("dealt", ["pieces", "uneven", "idle"])
-@pytest.mark.parametrize("objective", OBJECTIVES)
+DEALT = [*product(OBJECTIVES, ["pieces", "uneven"]), *product(IDLE, ["idle"])]
+
+
+@pytest.mark.parametrize(("objective", "dealt"), DEALT)
 def test_micro_batches_order_offload_and_ranks_change_nothing(one_rank, two_ranks, objective, dealt):
     found = (one_rank | two_ranks)[f"{objective} {dealt}"]
     assert_same(one_rank[f"{objective} whole"], found, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("late", ["", " late"])
-@pytest.mark.parametrize("objective", SHORT)
-def test_out_of_memory_goes_on_in_smaller_pieces_to_the_same_update(one_rank, two_ranks, objective, late):
+@pytest.mark.parametrize(("objective", "breaks"), SHORT)
+def test_out_of_memory_goes_on_in_smaller_pieces_to_the_same_update(one_rank, two_ranks, objective, breaks):
     """In the middle of the forward pass, or of the backward pass, which leaves a part of its gradient behind."""
-    whole, name = one_rank[f"{objective} whole"], f"{objective} short of memory{late}"
-    for results in (one_rank, two_ranks):
-        assert_same(whole, results[name], tolerance=1e-5)
-        assert "out of memory" in results[name]["told"][0]
-        assert 1 < len(results[name]["told"]) < 5  # what fits is remembered from step to step
-        for seen, expected in zip(results[name]["measured"], whole["measured"], strict=True):
-            assert seen == pytest.approx(expected, abs=1e-5)  # nothing is counted twice
+    whole, found = one_rank[f"{objective} whole"], (one_rank | two_ranks)[f"{objective} short of memory, {breaks}"]
+    assert_same(whole, found, tolerance=1e-5)
+    assert "out of memory" in found["told"][0]
+    assert 1 < len(found["told"]) < 5  # what fits is remembered from step to step
+    for seen, expected in zip(found["measured"], whole["measured"], strict=True):
+        assert seen == pytest.approx(expected, abs=1e-5)  # nothing is counted twice
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
