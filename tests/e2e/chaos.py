@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,7 @@ class Ended(NamedTuple):
 def prepare() -> None:
     """Import what a start imports, and make its problems."""
     quiet.quiet()
+    import_module("trainer.step.engine")  # with DeepSpeed, after `quiet`
     assert job.run
     NanoTask().train()
 

@@ -1,8 +1,9 @@
 """Runs of the embedded model that are broken in one way each, and healthy ones: which alarms do they raise?
 
-    python -m tests.e2e.faulty_runs FOLDER [NAME ...]        writes FOLDER/alarms.json: the first step of each alarm
+    python -m tests.e2e.faulty_runs FOLDER [NAME[=STEPS] ...]    writes FOLDER/alarms.json: the first step of each alarm
 
-Each run has 20 steps through the real engine, with the decoder of a run where nothing else is said.
+Each run has 20 steps through the real engine, with the decoder of a run where nothing else is said. With STEPS it ends
+after so many of them, at the learning rates of 20.
 """
 
 import json
@@ -147,14 +148,15 @@ HEALTHY |= {"groups of 16": ["rollout.group_size=16"]}
 HEALTHY |= {"half the rate": ["algorithm.lr=5e-4"], "twice the rate": ["algorithm.lr=2e-3"]}
 
 
-def alarms(folder: Path, settings: Sequence[str], sampler: Any = None) -> dict[str, int]:
-    """Train, and return the first step of each alarm."""
+def alarms(folder: Path, settings: Sequence[str], sampler: Any = None, steps: str = "") -> dict[str, int]:
+    """Train, at most for so many steps, and return the first step of each alarm."""
     recipe = next((one.partition("=")[2] for one in settings if one.startswith("--recipe=")), None)
     own = [one for one in settings if not one.startswith("--")]
     config = resolve("nano", recipe, [*ALWAYS, *own, f"run.dir={folder}"])
     made = assemble.build(Request(config, "nano", ""))
     said: list[str] = []
     made.log.alarms.say = said.append
+    made.log.total_steps = int(steps or made.log.total_steps)
     if sampler:
         rollouts = made.rollouts
         made = made._replace(rollouts=replace(rollouts, sampler=sampler(rollouts.sampler, rollouts.prompter.tokenizer)))
@@ -181,10 +183,11 @@ def main() -> None:
     folder, chosen = Path(sys.argv[1]), sys.argv[2:]
     found = {}
     with assemble.process_group(resolve("nano", None, ALWAYS)):
-        for number, name in enumerate(chosen or [*FAULTS, *HEALTHY]):
+        for number, word in enumerate(chosen or [*FAULTS, *HEALTHY]):
+            name, _, steps = word.partition("=")
             settings, _, sampler = FAULTS[name] if name in FAULTS else (HEALTHY[name], (), None)
             own = [one for text in settings for one in written(folder, text)]
-            found[name] = alarms(folder / f"run{number}", own, sampler)
+            found[name] = alarms(folder / f"run{number}", own, sampler, steps)
     (folder / "alarms.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -1,6 +1,7 @@
 """Real runs that are broken in one way raise the alarm of that fault and no wrong one; healthy ones raise none.
 
-All of them are in docs/troubleshooting.md, from `python -m tests.e2e.faulty_runs`; these are some of each kind.
+All of them are in docs/troubleshooting.md, from `python -m tests.e2e.faulty_runs`; these are some of each kind, and the
+broken ones end a few steps after their alarm.
 """
 
 import json
@@ -11,7 +12,7 @@ from tests.conftest import launch
 from tests.e2e.faulty_runs import FAULTS, HEALTHY
 from tests.forks import forked
 
-SOME = ("rate x 1/1000", "temperature 0.05", "reward inverted", "reward is the length", "stale sampler")
+SOME = {"rate x 1/1000": 8, "temperature 0.05": 8, "reward inverted": 12, "reward is the length": 8, "stale sampler": 8}
 SOME_HEALTHY = ("seed 0", "dapo")
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    launch(*forked(), "-m", "tests.e2e.faulty_runs", folder, *SOME, *SOME_HEALTHY, check=True, timeout=600)
+    broken = [f"{name}={steps}" for name, steps in SOME.items()]
+    launch(*forked(), "-m", "tests.e2e.faulty_runs", folder, *broken, *SOME_HEALTHY, check=True, timeout=600)
     return json.loads((folder / "alarms.json").read_text())
 
 
