@@ -42,9 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
+LONGEST = ["test_chaos", "test_damaged", "test_bench", "test_printed", "test_pairs", "test_faulty_runs"]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that start processes first: they take longest, and the quick ones then fill up both workers."""
-    items.sort(key=lambda item: not {"forked", "launch", "ran", "short_job", "subprocess"} & set(vars(item.module)))  # type: ignore[attr-defined]
+    """Put the files first that take minutes, and then those that start processes: they take longer than the quick ones,
+    which then fill up all workers."""
+    starts = {"forked", "launch", "ran", "short_job", "subprocess"}
+    longest = {name: place - len(LONGEST) for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: longest.get(item.path.stem, not starts & set(vars(item.module))))  # type: ignore[attr-defined]
 
 
 def octet(*arguments: object) -> int:

@@ -234,6 +234,8 @@ def main(results: str, seed: int = 0, count: int | None = None) -> int:
     met, counted = set[Pair](), Counter[str]()
     for wave in range(1 if count else WAVES):
         runs, refused = covering(seed + wave, met)
+        drawn = set().union(*map(pairs_of, runs))
+        print(f"{len(runs)} runs have {len(drawn)} pairs, {len(refused)} are refused", flush=True)
         runs = random.Random(seed).sample(runs, count) if count else runs
         for run, one in zip(runs, outcomes(runs, Path(results), seed), strict=True):
             counted[one.what] += 1
