@@ -1,6 +1,6 @@
 """How much CPU time commands take with the embedded model, most of it for imports.
 
-python bench/startup.py [--repeats 5] [--other FOLDER]
+python bench/startup.py [--repeats 5] [--other FOLDER] [--only NAME ...]
 
 User and system seconds of whole commands, with compiled modules as pip leaves them. `--other` names another checkout,
 whose commands take turns with these, so that whatever else the machine does hits both. Medians.
@@ -48,16 +48,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--other", type=Path, help="another checkout")
+    parser.add_argument("--only", nargs="*", choices=COMMANDS, default=[*COMMANDS], help="names of commands")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file to write (default %(default)s)")
     options = parser.parse_args()
     checkouts = {"this": ROOT, **({"other": options.other.resolve()} if options.other else {})}
-    found: dict[str, dict[str, list[float]]] = {name: {label: [] for label in checkouts} for name in COMMANDS}
+    chosen = {name: COMMANDS[name] for name in options.only}
+    found: dict[str, dict[str, list[float]]] = {name: {label: [] for label in checkouts} for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        for checkout in checkouts.values():
-            seconds(checkout, scratch, [part.replace("{out}", "{run}") for part in ONE_STEP])  # asked about below
+        if "{run}" in str(chosen):
+            for checkout in checkouts.values():
+                seconds(checkout, scratch, [part.replace("{out}", "{run}") for part in ONE_STEP])
         for repeat in range(options.repeats + 1):
-            for name, command in COMMANDS.items():
+            for name, command in chosen.items():
                 for label, checkout in checkouts.items():
                     took = seconds(checkout, scratch, command)
                     if repeat:  # the first time modules are compiled

@@ -11,6 +11,8 @@ import pytest
 from tests.commands.conftest import write
 from tests.conftest import ROOT, launch, lines_of, setup_cfg, write_lines
 from tests.ui.browser import found
+from trainer.commands.main import parser_of
+from trainer.config.request import parse_command_line
 
 FEW = ["rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16"]
 # What makes each script a matter of seconds. OUT stands for a file to write in place of the one in bench/results/.
@@ -20,7 +22,8 @@ SMOKE |= {name: ["--only", "tiny"] for name in ("counts_cuda_host", "memory_cuda
 SMOKE |= {name: ["--rows=8", ONCE, OUT] for name in ("agents", "decode")}
 SMOKE |= {"hours": [*ONE_STEP, "--rounds=1", "--only", "256 wide"], "scaling": [*ONE_STEP, "--rounds=1"]}
 SMOKE |= {"step_cost": [*ONE_STEP, "--only", "usual"], "coverage": ["--studies=10", "--spread=0.5", OUT]}
-SMOKE |= {"logprobs": ["--tokens=8", OUT], "page_cost": ["--minutes=0.05", OUT], "startup": ["--repeats=1", OUT]}
+SMOKE |= {"logprobs": ["--tokens=8", OUT], "page_cost": ["--minutes=0.05", OUT]}
+SMOKE |= {"startup": ["--repeats=1", "--only=task show", OUT]}
 SMOKE |= {"sandbox": ["--programs=4", ONCE, OUT], "soak": ["--steps=4", "--only=plain", OUT], "verdicts": [OUT]}
 SMOKE |= {"serving": ["--engines=decode", "--steps=3", OUT], "versus": ["--steps=4", "--repeats=1", OUT, *FEW]}
 SMOKE |= {"seeds": ["--seeds=1", OUT, "run.steps=1", "eval.problems=8", *FEW]}
@@ -54,6 +57,16 @@ def test_a_script_runs(script, tmp_path):
     launch(sys.executable, f"bench/{script}.py", *arguments, check=True, **environment)
     assert results == {file: file.stat().st_mtime_ns for file in (ROOT / "bench/results").iterdir()}
     assert OUT not in SMOKE[script] or json.loads((tmp_path / "out.json").read_text())
+
+
+def test_the_commands_whose_start_is_measured_are_taken(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    for words in importlib.import_module("startup").COMMANDS.values():
+        command, *arguments = (word.format(run="run", out="out") for word in words)
+        if command == "train":
+            assert parse_command_line(arguments).config
+        else:
+            assert parser_of(command).parse_intermixed_args(arguments)
 
 
 def test_the_problems_of_svamp_become_records(tmp_path):
