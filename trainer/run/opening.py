@@ -53,7 +53,9 @@ def _example(run: Run) -> str:
     """Return the end of the first prompt, and what a right and an empty answer to it earn."""
     rollouts = run.rollouts
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
-    ending = f"a prompt ends with {prompt.text[-SHOWN:]!r}"
+    end = prompt.text[-SHOWN:]
+    shown = end if end == prompt.text else f"... {end.split(maxsplit=1)[-1]}"  # from the first whole word
+    ending = f"a prompt ends with {shown!r}"
     if rollouts.config.task.agent:
         ending = "the agent writes its own prompts"
     if not prompt.problem.gold:
