@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 
+from examples import json_extract
 from octet import Config, OctetError, evaluate, export, resolve, train
 from tests.conftest import ROOT, launch, learned, refuses
 from tests.e2e.short_job import ADAPTER
@@ -366,6 +367,22 @@ def test_nothing_is_imported_before_it_is_used():
     names = ["Config", "Interrupted", "OctetError", "OpenEnv", "Verifiers", "__version__"]
     names += ["evaluate", "export", "resolve", "train"]
     assert launch(sys.executable, "-c", code).stdout == f"[]\n{names}\nFalse\n"
+
+
+def test_the_example_of_json_runs_and_its_reward_reads_what_is_in_the_mail(tmp_path):
+    for order in json_extract.orders():
+        mail = order["question"].rpartition("Mail: ")[2]
+        assert all(order[field] in mail for field in json_extract.FIELDS)
+    first, columns = json_extract.orders()[0], json_extract.FIELDS
+    right = {field: first[field] for field in columns}
+    texts = [json.dumps(right), json.dumps({**right, "city": "Rome"}), "[]", f"{json.dumps(right)} Thanks!", "{}"]
+    paid = json_extract.score(texts, *([first[field]] * len(texts) for field in columns))
+    assert paid == [1.0, 0.75, 0.0, 0.0, 0.25]
+    few = ["rollout.group_size=2", "rollout.problems=2", "run.steps=1", "eval.problems=2", "rollout.max_new_tokens=4"]
+    script = ROOT / "examples/json_extract.py"
+    said = launch(sys.executable, script, "nano", *few, "run.dir=it", folder=tmp_path, check=True).stdout
+    assert (tmp_path / "it/verdict.json").is_file()
+    assert said.splitlines()[-1], "the last line is the answer of the model"
 
 
 def test_settings_of_the_page_and_of_the_notebook_are_accepted():
