@@ -5,6 +5,11 @@
 
 The data have no column with answers: the reward reads the fields of each record from columns of their own. Further
 arguments are settings, such as run.steps=30.
+
+After 10 steps the mean reward of greedy answers to 32 held-out mails had risen from 0.211 to 0.859 (95 % interval of
+the gain +0.506 to +0.791), in 12 minutes on two CPU cores that other programs kept busy. The mail at the end, whose
+name, product and city are in no training mail, was answered by {"name": "Olga", "product": "kettles", "city": "Ghent"}.
+One seed was run.
 """
 
 import json
@@ -72,7 +77,8 @@ def main(model="HuggingFaceTB/SmolLM2-135M-Instruct", *settings):
     few = ["rollout.problems=4", "rollout.temperature=0.7", "rollout.max_new_tokens=40", "run.steps=10"]
     few += ["eval.problems=32", f"model.name={model}"]
     result = train(resolve("smollm2", None, [*few, *settings]), reward=score, data=orders())
-    mail = "Good morning, please bring 4 kettles to our office in Ghent. Regards, Olga"  # no word of it was trained on
+    # its name, product and city are in no training mail
+    mail = "Good morning, please bring 4 kettles to our office in Ghent. Regards, Olga"
     print(ask(result.model, ASKED.format(mail=mail)))
 
 
