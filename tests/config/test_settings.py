@@ -65,6 +65,7 @@ def test_settings_become_what_the_table_says(row):
         ("8gb", ["reward.custom=a.py:f"], "1.0 f; {correct: 1, f: 1}"),
         ("nano", ["reward.weights={correct: 0, format: 0.1}"], "0.1 format; {correct: 1, format: 0.1}"),
         ("nano", ["task.name=records", "task.path=a", "task.answer=none", "reward.weights.length=2"], "2.0 length"),
+        ("nano", ["task.name=records", "task.path=a", "task.answer=none"], "nothing"),
     ],
 )
 def test_a_dry_run_says_what_is_paid(preset, settings, paid):

@@ -164,7 +164,7 @@ class Config(Section):
             weights.pop("correct", None)
         paid = " + ".join(f"{weight} {name}" for name, weight in weights.items()).replace("+ -", "- ")
         if self.pay_of_right or self.task.answer == "none":
-            return f"reward: {paid}"
+            return f"reward: {paid or 'nothing'}"
         both = ", ".join(f"{name}: {weight:g}" for name, weight in {"correct": 1.0, **weights}.items())
         return f"reward: {paid}; right answers are not paid (reward.weights='{{{both}}}' would pay them, too)"
 
