@@ -207,6 +207,7 @@ def test_the_accuracy_stands_beside_the_reward_where_answers_are_known():
     assert verdict_of(document, [], settings).kind == LEARNED
     falling = [{"step": step, "reward/mean": step / 60, "accuracy/strict": 1 - step / 60} for step in range(60)]
     assert verdict_of({}, falling, settings).kind == LEARNED
+    assert not ACCURACY.search(verdict_of({}, [{**one, "reward/mean": -one["step"]} for one in falling], settings).text)
 
 
 def test_a_run_of_an_earlier_version_keeps_the_accuracy_by_which_it_was_judged():
