@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT, launch
 from tests.forks import forked
-from trainer.watch.trackers import TRL, Tracker
+from trainer.watch.trackers import TRL, Tracker, group_of
 
 FEW = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.problems=0"]
 FEW += ["run.steps=2", "run.save_every=1", "run.merge=false", "run.dir=it"]
@@ -66,15 +67,23 @@ def train(folder: Path, library: str, *more: str, **environment: str) -> subproc
     return launch(*forked(), ROOT / "train.py", *few, *more, folder=folder, check=True, timeout=580, **environment)
 
 
+def test_the_seeds_of_an_arm_and_the_runs_of_a_sweep_are_a_group(tmp_path):
+    (tmp_path / "rates").mkdir()
+    (tmp_path / "rates/job.sbatch").write_text("")
+    groups = {name: group_of(tmp_path / name, {"run.seed": 1}) for name in ("mine/grpo-1", "rates/001", "demo")}
+    assert groups == {"mine/grpo-1": "mine/grpo", "rates/001": "rates", "demo": None}
+
+
 @pytest.mark.slow
 def test_wandb_offline_and_resumed(tmp_path):
-    first = train(tmp_path, "wandb", WANDB_MODE="offline")
-    again = train(tmp_path, "wandb", "--resume", "it", "run.steps=4", WANDB_MODE="offline")
+    first = train(tmp_path, "wandb", "run.dir=mine/it-0", WANDB_MODE="offline")
+    again = train(tmp_path, "wandb", "--resume", "mine/it-0", "run.steps=4", WANDB_MODE="offline")
     assert "run.track=wandb failed" not in first.stdout + again.stdout
-    identity = (tmp_path / "it/tracked_run").read_text()
-    written = [path.read_bytes() for path in sorted(tmp_path.glob(f"it/wandb/offline-run-*/run-{identity}.wandb"))]
+    identity = (tmp_path / "mine/it-0/tracked_run").read_text()
+    parts = sorted((tmp_path / "mine/it-0/wandb").glob("offline-run-*"))
+    written = [(part / f"run-{identity}.wandb").read_bytes() for part in parts]
     assert len(written) == 2  # `wandb sync` makes one run of them
-    assert all(b"train/rewards/correct/mean" in part for part in written)
+    assert all(b"train/rewards/correct/mean" in part and re.search(b"mine/it(?!-)", part) for part in written)
 
 
 @pytest.mark.slow
@@ -89,11 +98,12 @@ def test_wandb_that_cannot_log_in(tmp_path):
 @pytest.mark.slow
 def test_trackio_in_a_local_folder_and_resumed(tmp_path):
     data = {"TRACKIO_DIR": str(tmp_path / "data"), "TRACKIO_PROJECT": "tests"}
-    train(tmp_path, "trackio", **data)
-    done = train(tmp_path, "trackio", "--resume", "it", "run.steps=4", "--json", **data)
-    assert json.loads(done.stdout)["run_folder"] == "it"
+    train(tmp_path, "trackio", "run.dir=mine/it-0", **data)
+    done = train(tmp_path, "trackio", "--resume", "mine/it-0", "run.steps=4", "--json", **data)
+    assert json.loads(done.stdout)["run_folder"] == "mine/it-0"
     with sqlite3.connect(tmp_path / "data/tests.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
+        assert json.loads(database.execute("select config from configs").fetchone()[0])["_Group"] == "mine/it"
     assert sorted({step for _, step, _ in rows}) == [1, 2, 3, 4]  # a checkpoint adds its seconds in a row of its own
-    assert {name for name, _, _ in rows} == {f"it-{(tmp_path / 'it/tracked_run').read_text()}"}
+    assert {name for name, _, _ in rows} == {f"it-0-{(tmp_path / 'mine/it-0/tracked_run').read_text()}"}
     assert sum("train/reward" in json.loads(metrics) for _, _, metrics in rows) == 4

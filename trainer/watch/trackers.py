@@ -82,6 +82,15 @@ class Tracker:
             )
 
 
+def group_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the group of a run: `STUDY/ARM` for the seeds of an arm, the folder of a sweep, or none."""
+    folder = folder.resolve()
+    arm = folder.name.removesuffix(f"-{settings.get('run.seed')}")
+    if arm != folder.name:
+        return f"{folder.parent.name}/{arm}"
+    return folder.parent.name if (folder.parent / "job.sbatch").is_file() else None
+
+
 def _wandb(folder: Path, identity: str, settings: dict[str, Any]) -> Any:
     import wandb
 
@@ -90,6 +99,7 @@ def _wandb(folder: Path, identity: str, settings: dict[str, Any]) -> Any:
     options = wandb.Settings(**quiet, login_timeout=LOGIN_S, finish_timeout=FINISH_S)
     name, project = folder.resolve().name, os.environ.get("WANDB_PROJECT", "octet")
     run: dict[str, Any] = {"project": project, "id": identity, "name": name, "dir": folder}
+    run["group"] = group_of(folder, settings)
     wandb.init(**run, config=settings, resume="allow", settings=options)
     return wandb
 
@@ -98,6 +108,6 @@ def _trackio(folder: Path, identity: str, settings: dict[str, Any]) -> Any:
     import trackio
 
     name, project = f"{folder.resolve().name}-{identity}", os.environ.get("TRACKIO_PROJECT", "octet")
-    hardware = {"auto_log_cpu": False, "auto_log_gpu": False}
-    trackio.init(project=project, name=name, config=settings, resume="allow", embed=False, **hardware)
+    options = {"auto_log_cpu": False, "auto_log_gpu": False, "group": group_of(folder, settings)}
+    trackio.init(project=project, name=name, config=settings, resume="allow", embed=False, **options)
     return trackio  # its finish() leaves nothing to do or to print when Python exits
