@@ -256,7 +256,10 @@ IDLE |= {f"task.subset=a task.name=records task.path={ROOT}/bench/results/seeds.
 IDLE |= {"task.holdout=0.2 task.name=gsm8k": "test set", "eval.samples=4 eval.problems=0": "Leave it out"}
 IDLE |= {"algorithm.correction.cap=5.0 algorithm.correction.level=none": "algorithm.correction.level=token"}
 IDLE |= {"algorithm.advantage=rloo algorithm.loss=reinforce": "algorithm.loss=reinforce_baseline"}
-IDLE |= {"task.choices=c task.name=records task.path=a/b": "multiple_choice"}
+IDLE |= {
+    "task.choices=c task.name=records task.path=a/b": "multiple_choice",
+    "run.track_answers=true": "run.track=wandb",
+}
 IDLE |= {"task.incorrect=[c] task.name=math": "multiple_choice"}
 IDLE |= {"task.incorrect=[c] task.choices=d task.name=multiple_choice task.path=a/b": "task.choices"}
 OF_A_WARM_UP_WITH_VLLM = "rollout.engine=vllm_colocate rollout.vllm.memory=0.5 warmup.steps=3 warmup.only=true"

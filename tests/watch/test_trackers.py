@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, launch
+from tests.conftest import ROOT, launch, lines_of
 from tests.forks import forked
 from trainer.watch.trackers import TRL, Tracker, group_of
 
 FEW = ["--preset", "nano", "rollout.problems=2", "rollout.group_size=4", "rollout.max_new_tokens=16", "eval.problems=0"]
-FEW += ["run.steps=2", "run.save_every=1", "run.merge=false", "run.dir=it"]
+FEW += ["run.track_answers=true", "run.steps=2", "run.save_every=1", "run.merge=false", "run.dir=it"]
 FAILS = """
 def init(**settings):
     print("a greeting")
@@ -84,6 +84,9 @@ def test_wandb_offline_and_resumed(tmp_path):
     written = [(part / f"run-{identity}.wandb").read_bytes() for part in parts]
     assert len(written) == 2  # `wandb sync` makes one run of them
     assert all(b"train/rewards/correct/mean" in part and re.search(b"mine/it(?!-)", part) for part in written)
+    tables = [json.loads(file.read_text()) for part in parts for file in part.glob("files/media/table/answers_*.json")]
+    assert {tuple(one["columns"]) for one in tables} == {("question", "answer", "reward", "reward/correct")}
+    assert [len(one["data"]) for one in tables] == [8] * 4  # run.save_every=1
 
 
 @pytest.mark.slow
@@ -107,3 +110,9 @@ def test_trackio_in_a_local_folder_and_resumed(tmp_path):
     assert sorted({step for _, step, _ in rows}) == [1, 2, 3, 4]  # a checkpoint adds its seconds in a row of its own
     assert {name for name, _, _ in rows} == {f"it-0-{(tmp_path / 'mine/it-0/tracked_run').read_text()}"}
     assert sum("train/reward" in json.loads(metrics) for _, _, metrics in rows) == 4
+    tables = [table["_value"] for *_, metrics in rows if (table := json.loads(metrics).get("answers"))]
+    sampled = lines_of(tmp_path / "mine/it-0/samples.jsonl")
+    assert [[row["reward"] for row in table] for table in tables] == [
+        [one["reward"] for one in sampled if one["step"] == step] for step in (1, 2, 3, 4)
+    ]
+    assert tables[0][0]["answer"].split() == sampled[0]["completion"].split()

@@ -64,6 +64,7 @@ SWITCHES: list[tuple[str, Callable[[Config], object], str]] = [
     ("algorithm.advantage", lambda c: c.algorithm.loss != "reinforce", "Write algorithm.loss=reinforce_baseline"),
     *((name, lambda c: c.algorithm.correction.level != "none", "Write algorithm.correction.level=token")
       for name in ("algorithm.correction.cap", "algorithm.correction.mode")),
+    ("run.track_answers", lambda c: c.run.track, "Write run.track=wandb or run.track=trackio as well"),
     ("eval.samples", lambda c: c.eval.problems and not c.is_warmup, "Leave it out: this run would not sample them"),
 ]
 # fmt: on

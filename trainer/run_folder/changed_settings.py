@@ -42,7 +42,7 @@ FROM_HERE_ON = {
 FROM_HERE_ON |= {own: FROM_HERE_ON[key] for key, own in OF_A_WARMUP.items() if key in FROM_HERE_ON}
 NO_EFFECT = {f"run.{key}" for key in ("dir", "save_every", "save_minutes", "keep", "threads", "merge", "track")}
 NO_EFFECT |= {"run.strict_health", "run.strict_verdict", "engine.timeout_s", "engine.connect_s", "reward.timeout"}
-NO_EFFECT |= {f"reward.judge.{key}" for key in ("key_env", "concurrency", "backoff_s", "cache")}
+NO_EFFECT |= {"run.track_answers"} | {f"reward.judge.{key}" for key in ("key_env", "concurrency", "backoff_s", "cache")}
 MAY_CHANGE = {*FROM_HERE_ON, *NO_EFFECT, *DATA}  # Provenance compares the data themselves
 
 

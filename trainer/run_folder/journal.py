@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from sys import intern
 from textwrap import indent
@@ -15,6 +15,7 @@ from trainer.records import ScoredGroup
 from trainer.watch.trackers import Tracker, tracked_name
 
 SAMPLED_GROUPS = 2  # per step in samples.jsonl
+TRACKED = 4  # answers of each of these groups that a tracker gets
 FILES = ("metrics.jsonl", "samples.jsonl")
 VERDICT = "verdict.json"  # of a run that has ended
 
@@ -57,6 +58,21 @@ class Journal:
                 read = {"strict": score.strict, "lenient": score.lenient, "reward": score.reward}
                 parts = {f"reward/{name}": value for name, value in score.components.items()}
                 self._append("samples.jsonl", {**asked, **written, **read, **parts})
+
+    def tracked_answers(self, step: int, groups: Sequence[ScoredGroup]) -> None:
+        """Send some of the answers in samples.jsonl to the tracker, with their rewards."""
+        shown = [
+            (group.prompt.problem.question, "\n".join(turn.text for turn in one.turns) or one.text, score)
+            for group in groups[:SAMPLED_GROUPS]
+            for one, score in list(zip(group.completions, group.scores, strict=True))[:TRACKED]
+        ]
+        names = [*dict.fromkeys(name for *_, score in shown for name in score.components)]
+        rows: list[list[Any]] = []
+        for *texts, score in shown:
+            code = [indent(visible(text), "    ", lambda line: True) for text in texts]  # trackio reads it as Markdown
+            rows.append([*code, score.reward, *map(score.components.get, names)])
+        if rows and self.tracker:
+            self.tracker.answers(step, ["question", "answer", "reward", *(f"reward/{name}" for name in names)], rows)
 
     def sync(self) -> None:
         """Sync all records to disk, so that a checkpoint never has more steps than the log."""

@@ -56,6 +56,9 @@ class RunLog:
         if self.journal:
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
+            evaluates = self.config.eval.every and done % self.config.eval.every == 0
+            if self.config.run.track_answers and (evaluates or self.is_checkpoint(done)):
+                self.journal.tracked_answers(done, groups)
         self.screen.step(done, metrics)
         if done == 1:
             self.screen.answers(groups, self.config.reward.all_weights)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from secrets import token_hex
@@ -60,6 +60,12 @@ class Tracker:
         if self._module is not None:
             with self._surviving():
                 self._module.log(dict(metrics), step=step)
+
+    def answers(self, step: int, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Send a table of answers."""
+        if self._module is not None:
+            with self._surviving():
+                self._module.log({"answers": self._module.Table(columns=columns, data=rows)}, step=step)
 
     def close(self) -> None:
         if self._module is not None:

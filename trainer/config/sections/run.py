@@ -27,6 +27,8 @@ class Run(Section):
     """End the run with status 5 at its first alarm; see docs/training.md."""
     track: Literal["wandb", "trackio"] | None = None
     """Also send the metrics to Weights & Biases or trackio (docs/metrics.md). If that fails, the run continues."""
+    track_answers: bool = False
+    """With `run.track`, also send eight answers, with rewards, at each evaluation and checkpoint."""
     strict_verdict: bool = False
     """Exit with status 3 if the verdict is `did not learn`, and with 4 if it is `cannot tell`; see docs/reports.md."""
     threads: int | None = Field(None, ge=1, le=4096)
