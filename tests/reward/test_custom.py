@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ from tests.rewarding import PROBLEM, PROMPT, answer, scorer_of, scores_of
 from trainer.config.resolve import resolve
 from trainer.errors import RewardError
 from trainer.machine import user_code
+from trainer.problem.task import make_task
 from trainer.records import Prompt
+from trainer.reward.make import rehearse_functions
 from trainer.reward.scorer import Scorer
 
 
@@ -231,6 +234,21 @@ def test_a_file_may_import_its_neighbour_and_define_dataclasses(tmp_path, mine):
     body = "from __future__ import annotations\nfrom neighbour_of_mine import VALUE\nfrom dataclasses import dataclass"
     body += "\n@dataclass\nclass A:\n    x: int\ndef score(completions, **c): return [VALUE]"
     assert grades(mine(body), "a") == [0.25]
+
+
+@pytest.mark.parametrize(("body", "early"), [
+    ("def score(prompts, completions, **c): return [1.0]", True),
+    ("def score(prompts, completions): return [p[0] for p in prompts]", False),
+    ("def score(completions, **c): return [1.0 for _ in c['prompts']]", False),
+    ("def around(f): return lambda **c: f(**c)\n@around\ndef score(prompts, completions): return [1.0]", False),
+    ("def score(completions, completion_ids): return [ids[-1] for ids in completion_ids]", False),  # none is empty
+])  # fmt: skip
+def test_a_wrong_number_of_rewards_is_found_before_torch_unless_prompts_are_read(tmp_path, body, early):
+    (tmp_path / "mine.py").write_text(body)
+    config = resolve("nano", None, [f"reward.custom={tmp_path}/mine.py:score"])
+    task = make_task(config.task)
+    with refuses("reward.custom", RewardError, names="1 rewards for 4") if early else nullcontext():
+        rehearse_functions(config, task, PROBLEM)
 
 
 def test_a_run_rehearses_before_the_model_is_loaded(tmp_path, monkeypatch, alone):

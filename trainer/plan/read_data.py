@@ -9,6 +9,7 @@ from trainer.problem.prompts import must_have_solutions
 from trainer.problem.task import Task, evaluation_problems, make_task, training_problems
 from trainer.records import Problem
 from trainer.reward import control_rewards, gold_check
+from trainer.reward.make import rehearse_functions
 
 
 class Data(NamedTuple):
@@ -20,14 +21,15 @@ class Data(NamedTuple):
 
 
 def read(config: Config) -> Data:
-    """Return the data of a run. Raise DataError for an invalid record or a gold answer that scores no
-    reward."""
+    """Return the data of a run. Raise DataError for an invalid record or a gold answer that scores no reward, and
+    RewardError for an unusable function of reward.custom."""
     task = make_task(config.task)
     training = training_of(task, config)
     held_out = evaluation_problems(task, config.eval.problems)
     gold_check.check(config, task, [*training, *held_out])
     if config.warmup.steps and config.warmup.source == "solutions":
         must_have_solutions(task, training)
+    rehearse_functions(config, task, training[0])
     return Data(task, training, held_out)
 
 

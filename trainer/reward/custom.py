@@ -8,6 +8,7 @@ traceback.
 """
 
 import asyncio
+import dis
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,6 +63,14 @@ class Custom(Grader):
 
     def rehearse(self, reading: Reading) -> None:
         self.grade([reading] * REHEARSED, Meter())
+
+    def may_read_prompts(self, problem: Problem) -> bool:
+        """Return False if the function certainly does not use the text of prompts, which needs a tokenizer."""
+        code = getattr(self.function, "__code__", None)
+        if self._is_chat(problem) or code is None:
+            return code is None
+        takes_completions = "completions" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return not takes_completions or any("prompts" in str(one.argval) for one in dis.get_instructions(code))
 
     def _run(self, readings: Sequence[Reading]) -> Call:
         call = Call(lambda: self._grades(readings))

@@ -7,9 +7,9 @@ from trainer.config.settings import Config, Reward
 from trainer.machine.user_code import find
 from trainer.problem.prompts import answer_style, opens_thought
 from trainer.problem.task import Task
-from trainer.records import Completion, DeadBy, Problem
+from trainer.records import Completion, DeadBy, Problem, Prompt
 from trainer.reward import custom
-from trainer.reward.built_in import Rules
+from trainer.reward.built_in import Rules, read
 from trainer.reward.custom import Custom
 from trainer.reward.judge import Judge, load_rubric
 from trainer.reward.programs import Programs
@@ -24,6 +24,14 @@ def check(settings: Reward) -> None:
         load_rubric(settings.judge.rubric)
     if "code" in settings.weights:
         Programs(settings.code).sandbox.close()
+
+
+def rehearse_functions(config: Config, task: Task, problem: Problem) -> None:
+    """Call the functions of reward.custom once without a model, except those that may use the text of prompts."""
+    rules, prompt = rules_of(config, task), Prompt(problem, problem.question, ())
+    for function in (Custom(setting, config, task) for setting in config.reward.custom):
+        if not function.may_read_prompts(problem):
+            function.rehearse(read(prompt, worked(problem), rules))
 
 
 def make_scorer(config: Config, task: Task, folder: Path | None = None) -> Scorer:
