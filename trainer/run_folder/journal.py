@@ -49,8 +49,7 @@ class Journal:
 
     def samples(self, step: int, groups: Iterable[ScoredGroup]) -> None:
         for number, group in enumerate(list(groups)[:SAMPLED_GROUPS]):
-            text = visible(f"{group.prompt.text}\n---\n{group.completions[0].text}")
-            self._on_board("add_text", f"answer {number + 1}", indent(text, "    ", lambda line: True), step)
+            self._on_board("add_text", f"answer {number + 1}", _as_markdown(group), step)
             problem = group.prompt.problem
             asked = {"step": step, "problem": problem.id, "prompt": group.prompt.text, "gold": problem.gold}
             for one, score in zip(group.completions, group.scores, strict=True):
@@ -167,6 +166,15 @@ def lines_of(path: Path, start: int = 0) -> Iterator[bytes]:
         with path.open("rb") as file:
             file.seek(start)
             yield from file
+
+
+def _as_markdown(group: ScoredGroup) -> str:
+    """Return the first answer of a group for TensorBoard, as blocks of code, so that nothing in it becomes markup."""
+    completion, score, problem = group.completions[0], group.scores[0], group.prompt.problem
+    result = f"reward {score.reward}, read {score.strict!r}, the answer is {problem.gold!r}"
+    turns = [turn.text for turn in completion.turns] or [completion.text]
+    texts = (visible(text) for text in (group.prompt.text, *turns, result))
+    return "\n\n---\n\n".join(indent(text, "    ", lambda line: True) for text in texts)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
