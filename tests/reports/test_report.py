@@ -81,7 +81,7 @@ def test_a_page_opens_with_the_result_and_what_is_still_wrong(copied):
     assert f"{base:.1%} → {trained:.1%}" in seen.within("p")
     assert seen.within("h2")[:2] == [f"Now right: {len(gained)}, 3 of them here", f"Still wrong: {len(wrong)}"]
     assert text.count("<details open") == 3
-    assert "Bad records left out: 33." in seen.within("p")
+    assert "Records left out: 33." in seen.within("p")
     shown = (">accuracy<", "Now right", "Still wrong", ">mean reward<", ">loss<", ">norm of the gradient<")
     assert [*shown] == sorted(shown, key=text.index)
     cells = "</summary>.*?<td>(.*?)</td><td>(.*?)</td></tr>"
