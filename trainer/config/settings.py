@@ -166,7 +166,7 @@ class Config(Section):
         if self.pay_of_right or self.task.answer == "none":
             return f"reward: {paid or 'nothing'}"
         both = ", ".join(f"{name}: {weight:g}" for name, weight in {"correct": 1.0, **weights}.items())
-        return f"reward: {paid}; right answers are not paid (reward.weights='{{{both}}}' would pay them, too)"
+        return f"reward: {paid}, without `correct` (reward.weights='{{{both}}}' would pay it, too)"
 
     @property
     def gates_shaping(self) -> bool:

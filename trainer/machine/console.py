@@ -31,8 +31,8 @@ class Console(console.Console):
             yield Segment(text if control else visible(text), style, control)
 
     def print(self, *texts: Any, **options: Any) -> None:
-        """Print texts. Without a terminal, leave out the blanks with which rich fills the lines of a table."""
-        if self.is_terminal:
+        """Print texts. In a text file, leave out the blanks with which rich fills the lines of a table."""
+        if self.is_terminal or self.is_jupyter:
             super().print(*texts, **options)
             return
         with self.capture() as printed:
