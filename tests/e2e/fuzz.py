@@ -59,6 +59,7 @@ from trainer.run_folder import changed_settings, checkpoints, layout
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.model_source import Source
 from trainer.run_folder.provenance import Provenance
+from trainer.run_folder.run_log import Logs
 
 LARGE = 100_000
 LONGEST_S = 10.0
@@ -169,7 +170,7 @@ ORIGIN, SETTINGS = Provenance(nano(), Path("no-folder"), PROBLEMS, [], accepts=F
 def learned() -> checkpoints.Learned:
     config = nano("task.curriculum=solve_rate", "algorithm.kl.coef=0.1")
     curriculum = CURRICULA[config.task.curriculum](PROBLEMS, 2, 0, 10)
-    return checkpoints.Learned(ORIGIN, curriculum, Coefficient(config.algorithm.kl))
+    return checkpoints.Learned(ORIGIN, curriculum, Coefficient(config.algorithm.kl), Logs(ROOT))
 
 
 def save_state(folder: Path, parts: checkpoints.Learned, change: Callable[[Any], bytes]) -> Path:

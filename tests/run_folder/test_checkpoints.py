@@ -42,7 +42,7 @@ class Number:
 
 
 def learned(step=0):
-    return checkpoints.Learned(Number(), Number(step), Number(2 * step))
+    return checkpoints.Learned(Number(), Number(step), Number(2 * step), Number())
 
 
 def save(folder, *steps, keep=9, fails=False):

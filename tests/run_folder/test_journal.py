@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import refuses, write_lines
 from trainer.errors import DataError
 from trainer.run_folder.journal import Journal, read_records
+from trainer.run_folder.run_log import Logs
 
 
 @pytest.fixture
@@ -41,6 +42,32 @@ def test_a_broken_line_is_moved_aside_and_named(metrics, capsys, name, line, tol
     assert path.read_bytes() == b"".join([first, *rest])
     assert path.with_suffix(".damaged").read_bytes() == b"an earlier one\n" + line + b"\n"
     assert f"{name}: line 2 is damaged and was moved to {path.stem}.damaged" in capsys.readouterr().err
+
+
+LEFT, CHANGED = "{} of 3 lines are left", "its lines were changed"
+CHANGES = {
+    "": (lambda path: None, ""),
+    "later lines": (lambda path: path.write_text(path.read_text() + '{"step": 4}\n'), ""),
+    "cut": (lambda path: path.write_text("".join(path.read_text().splitlines(True)[:2])), LEFT.format(2)),
+    "emptied": (lambda path: path.write_text(""), LEFT.format(0)),
+    "gone": (lambda path: path.unlink(), LEFT.format(0)),
+    "a digit": (lambda path: path.write_text(path.read_text().replace("0.5", "0.7", 1)), CHANGED),
+}
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_lines_that_were_lost_or_changed_since_the_checkpoint_are_said(metrics, capsys, name, change):
+    lines, logs = metrics.read_text().splitlines(keepends=True), Logs(metrics.parent)
+    for count in (2, 3):  # the last line of the metrics gets what is measured after the step
+        metrics.write_text("".join(lines[: count + 1]))
+        metrics.with_name("samples.jsonl").write_text("".join(lines[:count]))
+        state = logs.state()
+    CHANGES[change][0](metrics.parent / name)
+    Logs(metrics.parent).load(json.loads(json.dumps(state)))
+    told, said = CHANGES[change][1], capsys.readouterr().err
+    warning = f"octet: warning: {metrics.parent / name}: {told} since the checkpoint was saved. The run continues.\n"
+    assert said == (warning if told else "")
 
 
 def test_an_evaluation_goes_into_the_line_of_its_step_and_a_start_begins_at_its_checkpoint(metrics):

@@ -90,6 +90,17 @@ def test_a_process_that_a_reward_has_forked_does_not_keep_the_folder(tmp_path, a
             child.kill()
 
 
+def test_a_run_ends_if_its_folder_was_deleted_and_made_again_by_another(tmp_path, alone):
+    folder = tmp_path / "run"
+    lock._lock(folder)
+    lock.must_still_be_ours(folder)
+    (folder / ".lock").unlink()
+    lock.must_still_be_ours(folder)
+    (folder / ".lock").touch()
+    with refuses("run.dir", names="deleted"):
+        lock.must_still_be_ours(folder)
+
+
 @pytest.fixture
 def failed(tmp_path):
     """A folder in which a run has written its settings and the evaluation of the base, and no step."""

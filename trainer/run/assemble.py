@@ -47,7 +47,7 @@ from trainer.run_folder import checkpoints, create, lock
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.provenance import Provenance
-from trainer.run_folder.run_log import RunLog
+from trainer.run_folder.run_log import Logs, RunLog
 from trainer.step.update import Updater
 from trainer.watch.alarms import Alarms
 from trainer.watch.footer import TimeLeft
@@ -89,7 +89,7 @@ def build(request: Request, data: Data | None = None) -> Run:
     teacher = partial(by_adapter, policy) if config.shares_base else teacher
     kl = Coefficient(config.algorithm.kl)
     origin = Provenance(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
-    log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl))
+    log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl, Logs(folder)))
     sampler, evaluating, held_out = make_sampling(config, policy, prompts, log)
     report(folder, log.screen, data, prompts.problems, origin.checksums, len(held_out))
     if whole := getattr(policy.model, "taken_from", None):

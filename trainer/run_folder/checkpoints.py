@@ -44,6 +44,7 @@ class Learned(NamedTuple):
     origin: Stateful
     curriculum: Stateful
     kl: Stateful
+    logs: Stateful
 
 
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learned) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import os
 import time
 from contextlib import suppress
 from functools import partial
@@ -42,6 +43,15 @@ def hold(folder: Path) -> None:
 def is_ours(folder: Path) -> bool:
     """Return True if this process has claimed the folder, so that no other run writes into it."""
     return folder.resolve() in _held
+
+
+def must_still_be_ours(folder: Path) -> None:
+    """Raise ConfigError if the folder was deleted and made again by another run. Our lock file then has no name."""
+    if lock := _held.get(folder.resolve()):
+        with suppress(FileNotFoundError):
+            if os.fstat(lock.fileno()).st_nlink < (folder / ".lock").stat().st_nlink:
+                reason = "it was deleted during this run, and another run is writing to it"
+                raise ConfigError(f"run.dir={folder}", reason, "Give each run a folder of its own")
 
 
 def _lock(folder: Path) -> None:

@@ -1,9 +1,12 @@
 """The output of a run, step by step: log lines, samples, checkpoints, and the screen."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from trainer.config.settings import Config
 from trainer.machine.exits import finishing
@@ -11,7 +14,7 @@ from trainer.policy import Policy
 from trainer.ranks import distributed
 from trainer.ranks.stopping import Stopping
 from trainer.records import ScoredGroup, Update
-from trainer.run_folder import checkpoints
+from trainer.run_folder import checkpoints, journal, lock
 from trainer.run_folder.checkpoints import Learned
 from trainer.run_folder.journal import Journal
 from trainer.watch.alarms import Alarms
@@ -54,6 +57,7 @@ class RunLog:
         """Log a step and show it. Raise TrainingError if its metrics or the `measured` values must end the run, and
         what the caller's function raises. If that returns True, the run stops after this step."""
         if self.journal:
+            lock.must_still_be_ours(self.folder)
             self.journal.metrics(done, metrics)
             self.journal.samples(done, groups)
             evaluates = self.config.eval.every and done % self.config.eval.every == 0
@@ -73,6 +77,7 @@ class RunLog:
         with finishing():
             with phases("save"):
                 if self.journal:
+                    lock.must_still_be_ours(self.folder)
                     self.journal.sync()
                 checkpoints.save(policy, self.folder, done, self.config.run.keep, self.learned)
             self.stopping.last_save = monotonic()
@@ -89,6 +94,31 @@ class RunLog:
         self.screen.close()
         if self.journal:
             self.journal.close()
+
+
+class Logs:
+    """The checksums of the logs, as a part of every checkpoint. A resumed run warns if lines were lost or changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read = dict.fromkeys(journal.FILES, (0, 0, 0))  # bytes, lines and checksum at the last checkpoint
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of lines of each file and their checksum. Only new lines are read."""
+        for name, (size, count, checksum) in self._read.items():
+            lines = [*journal.lines_of(self.folder / name, size)]
+            new = lines[:-1] if name == "metrics.jsonl" else lines  # values may still be added to its last line
+            text = b"".join(new)
+            self._read[name] = size + len(text), count + len(new), zlib.crc32(text, checksum)
+        return {name: [count, checksum] for name, (_, count, checksum) in self._read.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, known in state.items() if distributed.is_main() else ():
+            lines = [*islice(journal.lines_of(self.folder / name), known[0])]
+            if [len(lines), zlib.crc32(b"".join(lines))] != known:
+                left = f"{len(lines)} of {known[0]} lines are left"
+                change = "its lines were changed" if len(lines) == known[0] else left
+                journal.warn(f"{self.folder / name}: {change} since the checkpoint was saved. The run continues")
 
 
 def metrics_of(
