@@ -147,7 +147,7 @@ def test_the_same_records_come_out_of_every_format(tmp_path):
     assert [one.extra for one in omitted] == [{"antwoord": "2", "n": None}, {"antwoord": "1", "n": "x"}]
 
 
-def test_a_parquet_file_that_python_cannot_read_is_refused(tmp_path):
+def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):
     import pyarrow.parquet
 
     places = b"".join(place.to_bytes(4, "little") for place in range(3))
@@ -158,8 +158,9 @@ def test_a_parquet_file_that_python_cannot_read_is_refused(tmp_path):
     for name, column in columns.items():
         table = pyarrow.table({"question": ["good?", "bad?"], "answer": ["1", "2"], name: column})
         pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-        with refuses(tmp_path / "a.parquet", DataError, names="not readable"):
+        with refuses(tmp_path / "a.parquet", DataError, names=f"row 1: column {name}"):
             read(tmp_path / "a.parquet")
+        assert [one.question for one in read(tmp_path / "a.parquet", on_bad_record="skip")] == ["good?"]
     content = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(content[:4] + b"\xff" * 20 + content[24:])
     with refuses(tmp_path / "a.parquet", DataError, names="thrift"):  # what pyarrow says of a damaged page

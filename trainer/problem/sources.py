@@ -254,14 +254,22 @@ def _parquet(path: Path) -> Iterator[Record]:
     import pyarrow.parquet
     import pyarrow.types
 
+    index = 0
     try:
-        file = pyarrow.parquet.ParquetFile(path)
-        short = [one.name for one in file.schema_arrow if pyarrow.types.is_float32(one.type)]
-        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
-        for index, row in enumerate(rows):
-            yield Record(f"{path}: row {index}", {**row, **{name: _shortest(row[name]) for name in short}})
-    except (pyarrow.lib.ArrowException, ValueError, OverflowError) as error:  # not UTF-8, or a date before the year 1
-        raise DataError(path, f"not readable Parquet: {str(error).partition(chr(10))[0]}") from None
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            for place in range(batch.num_rows):
+                values, flaw = {}, ""
+                for name, column in zip(batch.schema.names, batch.columns):
+                    try:
+                        values[name] = column[place].as_py()
+                        if pyarrow.types.is_float32(column.type):
+                            values[name] = _shortest(values[name])
+                    except (ValueError, OverflowError) as error:  # not UTF-8, or a date out of Python's range
+                        flaw = flaw or f"column {name}: {error}"
+                yield Record(f"{path}: row {index}", values, flaw)
+                index += 1
+    except (pyarrow.lib.ArrowException, UnicodeDecodeError) as error:
+        raise DataError(path, f"not Parquet: {str(error).partition(chr(10))[0]}") from None
 
 
 READERS = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet}
