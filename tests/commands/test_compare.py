@@ -154,4 +154,4 @@ def test_runs_on_other_problems_or_tasks_are_not_compared(runs, tmp_path, capsys
     rows = json.loads(said_by(capsys, "compare", *runs, other, "--json")[1])
     assert [row["run"] for row in rows] == [str(runs[1]), str(runs[0]), str(other)]  # not before the other task
     assert [row["against"] for row in rows] == [None] * 3
-    assert "different tasks are not compared" in said_by(capsys, "compare", *runs, other)[1]
+    assert "different tasks or rewards are not compared" in said_by(capsys, "compare", *runs, other)[1]

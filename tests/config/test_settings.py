@@ -246,3 +246,11 @@ def test_what_makes_a_group_dead_follows_from_the_objective():
             with refuses("rollout.dead_by"):
                 resolve(preset, "dapo", settings)
         assert resolve("nano", "dapo", [*settings, "rollout.dead_by=reward"]).rollout.dead_by == "reward"
+
+
+def test_a_file_that_weighs_a_function_keeps_its_weights(tmp_path):
+    (tmp_path / "mine.yaml").write_text("reward: {weights: {correct: 1.0, f: 0.5}}\n")
+    assert resolve("8gb", str(tmp_path / "mine.yaml"), ["reward.custom=a.py:f"]).reward.weights == {
+        "correct": 1.0,
+        "f": 0.5,
+    }

@@ -174,7 +174,7 @@ def test_several_runs_are_told_apart(finished, copied):
     configure(other, task__holdout=0.2)
     seen = page_of(finished, other)
     assert seen.within("h3") == ["Task nano", "Task nano"]
-    assert "Runs on different tasks are not compared with each other." in seen.within("p")
+    assert "Runs with different tasks or rewards are not compared with each other." in seen.within("p")
     again = copied("demo")
     assert {str(finished), str(again)} <= set(page_of(finished, again).within("th"))
 

@@ -50,7 +50,7 @@ def run(options: Namespace) -> None:
             for table in tables(_by_seeds(rows, alike), names, console.width):
                 console.print(table)
         if len(tasks) > 1:
-            console.print("Runs on different tasks are not compared with each other.")
+            console.print("Runs with different tasks or rewards are not compared with each other.")
 
 
 def _row(run: RunFiles, best: RunFiles, pair: Pair | None, keys: Sequence[str]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class JobRequest:
     least: int | None = None  # fewest nodes with which the job may start
     tasks: int | None = None  # number of lines in the grid, if that file is not written yet
     vllm: int = 0  # nodes, or GPUs of a single node, that have vLLM servers
+    settings: Sequence[str] = ()  # of the command line
 
     def ranks(self, nodes: int) -> int:
         return (nodes - self.vllm) * self.gpus if nodes > 1 else self.gpus - self.vllm
@@ -94,7 +95,9 @@ def run(options: Namespace) -> None:
         raise ConfigError(f"--nodes {visible(options.nodes)[:100]}", reason, "Write 4, or 1-4")
     least = int(nodes[1]) if nodes[1] else None
     vllm = (options.vllm or 1) if SERVERS in config.rollout.vllm.urls else 0
-    request = JobRequest(int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least, vllm=vllm)
+    request = JobRequest(
+        int(nodes[2]), options.gpus, options.time, options.sweep, options.chain, least, None, vllm, options.overrides
+    )
     if options.time == "auto":
         request = replace(request, time=_limit(config, request, options))
     for number, line in enumerate(_lines(options.sweep) if options.sweep else [], start=1):
@@ -193,6 +196,8 @@ def _script(folder: Path, request: JobRequest) -> Iterator[str]:
     if request.vllm:
         yield f"export OCTET_TRAIN=train_beside_servers OCTET_VLLM_NODES={request.vllm} OCTET_VLLM_GPUS={request.vllm}"
     if request.grid:
+        # typed weights stay, also if a line names functions, beside which those of a file do not apply
+        arguments[2:2] = [one for one in request.settings if one.startswith(("reward.weights", "rollout.dead_by="))]
         arguments.insert(0, str(request.grid.absolute() if request.tasks else folder / "grid"))
     yield f'set -- {shlex.join(arguments)} "$@"'
     body = next(index for index, line in enumerate(shipped) if line.startswith("set -"))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import reduce
 from itertools import compress
-from operator import attrgetter
+from operator import attrgetter, methodcaller, or_
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ YAML_KINDS |= {dict: "a mapping"}
 OF_OTHERS = ["task.name", "task.mix", "task.agent", "task.tools", "reward.custom", "reward.judge.url", "teacher.url"]
 OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments", "model.trust_remote_code"]
 OF_OTHERS += ["reward.code.unsafe"]
+NAMES_FUNCTIONS = methodcaller("startswith", "reward.custom=")
 
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -80,9 +81,14 @@ def _files(preset: str | None, recipe: str | None) -> list[dict[str, Any]]:
 def _overridden(files: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
     """Return the layers of the files, and that of the command line as the last one."""
     layers = [*files]
-    has_weights = any("weights" in layer.get("reward", {}) for layer in layers)
-    if not has_weights and any(text.startswith("reward.weights.") for text in overrides):  # they change the defaults
-        layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
+    of_rewards = [layer.get("reward", {}) for layer in layers]
+    if any(text.startswith("reward.weights.") for text in overrides):
+        if any(rewards.get("custom") for rewards in of_rewards) or any(map(NAMES_FUNCTIONS, overrides)):
+            for rewards in of_rewards:  # the weights of files without functions do not apply beside functions
+                if not rewards.get("custom"):
+                    rewards.pop("weights", None)
+        elif not any("weights" in rewards for rewards in of_rewards):  # they change the defaults
+            layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
     layers.append({})
     for text in overrides:
         # new weights replace all before them: those of a preset fit its own task
@@ -99,13 +105,18 @@ def _overridden(files: Sequence[dict[str, Any]], overrides: Sequence[str]) -> li
 
 def _leave_out_rewards(layers: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """Remove what other files say of rewards if the user names functions and no weights. Return the settings of rewards
-    that the user has not chosen, on the command line or in a file that names functions."""
+    that the user has not chosen, on the command line or in a file that names functions or the weight of one."""
     has_function = [bool(layer.get("reward", {}).get("custom")) for layer in layers]
-    own = [*compress(layers, has_function), layers[-1]]
+    functions = [layer["reward"]["custom"] for layer in compress(layers, has_function)]
+    names = {str(one).rpartition(":")[2] for text in functions for one in ([text] if isinstance(text, str) else text)}
+    weighs_one = [bool(names & {*(layer.get("reward", {}).get("weights") or {})}) for layer in layers]
+    own = [*compress(layers, map(or_, has_function, weighs_one)), layers[-1]]
     of_rewards = (("reward", "weights"), ("rollout", "dead_by"))
     others = [(section, key) for section, key in of_rewards if not any(key in one.get(section, {}) for one in own)]
-    if any(has_function) and ("reward", "weights") in others:
-        for layer in layers:
+    for layer in layers if any(has_function) else ():
+        if not any(layer is one for one in own):  # the weights of others fit their own rewards
+            layer.get("reward", {}).pop("weights", None)
+        if ("reward", "weights") in others:
             for section, key in others:
                 layer.get(section, {}).pop(key, None)
     return others

@@ -163,6 +163,8 @@ class Config(Section):
         if self.task.answer == "none":
             weights.pop("correct", None)
         paid = " + ".join(f"{weight} {name}" for name, weight in weights.items()).replace("+ -", "- ")
+        if self.reward.control != "none":
+            return f"reward: reward.control={self.reward.control} in place of {paid}"
         if self.pay_of_right or self.task.answer == "none":
             return f"reward: {paid or 'nothing'}"
         both = ", ".join(f"{name}: {weight:g}" for name, weight in {"correct": 1.0, **weights}.items())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 LATENCY = 1.1e-4  # seconds for each layer: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
 COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # widespread cards by GB
+OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words that make a name that of another card
 SLICES = 7  # of the processors of a card in MIG mode
 QUARTERED = ("A30", "RTX PRO 6000")  # these have four slices, each with a quarter of the memory
 EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of the memory in a MIG profile, by the number before its `g`
@@ -48,11 +49,13 @@ BY_WORDS = sorted(CARDS, key=lambda name: -len(name.split()))  # RTX 4060 Ti bef
 
 
 def card_of(name: str) -> Card | None:
-    """Return the card of the table that shares the most words with the name, all of its own; None if none does."""
+    """Return the card of the table that shares the most words with the name, all of its own; None if none does, or if
+    another word makes the name that of another card."""
     words = _words(name)
-    card = next((CARDS[known] for known in BY_WORDS if {*known.upper().split()} <= words), None)
-    if card is None:
+    known = next((known for known in BY_WORDS if {*known.upper().split()} <= words), "")
+    if not known or (words - {*known.upper().split()}) & OTHERS:
         return None
+    card = CARDS[known]
     gigabytes = re.findall(r"(\d+) ?GB", name.upper())  # RTX 4060 Ti 16GB; the last one in A100 80GB MIG 3g.40gb
     part = re.search(r"\bMIG (?:([1-7])C\.)?([12347])G", name.upper())  # 1c.3g.40gb computes on one of its three slices
     if "MIG" in words and part is None:

@@ -301,7 +301,11 @@ def tools_of(names: Sequence[str], seconds: float = SECONDS) -> list[Tool | OwnT
 
 
 def _own(setting: str, seconds: float) -> OwnTool:
-    tool, path = OwnTool(user_code.load("task.tools", setting), seconds), user_code.find("task.tools", setting)
+    function, path = user_code.load("task.tools", setting), user_code.find("task.tools", setting)
+    if getattr(function, "__name__", "") != setting.rpartition(":")[2]:  # an object, or made by a decorator
+        remedy = "Write it with `def`; a decorator needs functools.wraps"
+        raise ConfigError(f"task.tools={setting}", "it is not a function of this name", remedy)
+    tool = OwnTool(function, seconds)
     needs = "which needs the type of each argument, and what it is under `Args:` in the docstring"
     what = f"task.tools={setting}: it cannot be described to a model, {needs}: "
     user_code.call(what, path, lambda: (tool.schema, validate_call(config=CHECKED)(tool.function)))

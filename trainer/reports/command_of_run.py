@@ -45,6 +45,10 @@ def written(changes: Sequence[Change]) -> list[str]:
     return [f"{key}={yaml_of(value)}" for key, value in values.items()]
 
 
+# A function alone replaces those of a preset, so a command names them.
+BESIDE_FUNCTIONS = ("reward.weights", "rollout.dead_by")
+
+
 @cache
 def _preset(name: str) -> Mapping[str, Any]:
     return flat(resolve(name).model_dump(mode="json"))
@@ -53,4 +57,5 @@ def _preset(name: str) -> Mapping[str, Any]:
 def changes(settings: Mapping[str, Any], preset: str) -> list[Change]:
     usual = _preset(preset)
     pairs = ((key, usual[key], value) for key, value in settings.items() if key != "run.dir")
-    return [Change(key, before, now) for key, before, now in pairs if before != now]
+    beside = BESIDE_FUNCTIONS if settings["reward.custom"] else ()
+    return [Change(key, before, now) for key, before, now in pairs if before != now or key in beside]

@@ -304,7 +304,7 @@ def results(runs: Sequence[RunFiles], names: Mapping[Path, str]) -> Iterator[Htm
         head = ["run", "base", "trained", *first.measure.flips.split("/"), "steps", "training"]
         yield table([*head, f"against {names[first.folder]}, {unit}"], rows, "numbers")
     if len(tasks) > 1:
-        yield tag("p", "Runs on different tasks are not compared with each other.", class_="soft")
+        yield tag("p", "Runs with different tasks or rewards are not compared with each other.", class_="soft")
 
 
 def _result(run: RunFiles) -> list[object]:

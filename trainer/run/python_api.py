@@ -116,10 +116,18 @@ def _is_copied(function: Reward) -> bool:
 
 
 class Nowhere(io.TextIOBase):
-    """Prints nothing. It is never closed, because a library may keep it as the stream of its log."""
+    """Prints nothing until `is_over`, then to the stream in whose place it stood: a library may have kept it for its
+    log, and a thread of a reward that still runs puts back the streams that it found."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.is_over = stream, False
 
     def write(self, text: str) -> int:
-        return len(text)
+        return int(self.stream.write(text)) if self.is_over else len(text)
+
+    def flush(self) -> None:
+        if self.is_over:
+            self.stream.flush()
 
 
 @contextmanager
@@ -130,8 +138,9 @@ def as_it_was(engine: str, quiet: bool) -> Iterator[None]:
         if quiet:
             import trainer.step.engine  # noqa: F401
 
-            for redirect in (redirect_stdout, redirect_stderr):
-                streams.enter_context(redirect(Nowhere()))
+            for redirect, stream in ((redirect_stdout, sys.stdout), (redirect_stderr, sys.stderr)):
+                nowhere = streams.enter_context(redirect(Nowhere(stream)))
+                streams.callback(setattr, nowhere, "is_over", True)
         yield
 
 

@@ -61,6 +61,7 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
         print(f"equal up to rounding, on another processor: the metrics of {counted(steps, 'step')}")
         print(f"identical to the bit: the {answers} in samples.jsonl")
         print(f"the first difference: {exact[0]}")
+        print("not compared: the adapter, which an optimizer makes from gradients that were rounded in another way")
         print("\n".join(f"without an effect beyond rounding so far: {cause}" for cause in causes))
         return True
     print(f"identical to the bit: the metrics of {counted(steps, 'step')}, and the {answers} in samples.jsonl")

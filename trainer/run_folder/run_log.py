@@ -8,6 +8,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from trainer.config.settings import Config
 from trainer.machine.exits import finishing
 from trainer.policy import Policy
@@ -64,11 +66,11 @@ class RunLog:
             if self.config.run.track_answers and (evaluates or self.is_checkpoint(done)):
                 self.journal.tracked_answers(done, groups)
         self.screen.step(done, metrics)
-        if done == 1:
+        if done == 1 and self.config.reward.control == "none":
             self.screen.answers(groups, self.config.reward.all_weights)
         self.alarms.step(done, {**metrics, **measured})
-        ended = self.on_step and self.on_step(done, dict(metrics)) in (True,)  # a bool of NumPy, too
-        if ended and done < self.total_steps:
+        answer = self.on_step and self.on_step(done, dict(metrics))
+        if isinstance(answer, bool | np.bool_) and answer and done < self.total_steps:
             self.stopping.asked = "on_step returned True"
 
     def save(self, policy: Policy, done: int) -> None:

@@ -16,7 +16,7 @@ from trainer.watch.measure import LENIENT, STRICT, Measure
 PERMANENT_LINES = 12  # lines of progress that a run prints
 ABOVE = 5  # lines of a terminal that the view leaves free for printed text
 COST = 0.005  # the largest share of the time that drawing may take
-DEAD = "dead: share of groups whose answers all earn the same{}; they teach nothing"
+DEAD = "dead: share of groups whose answers all earn the same{}; GRPO learns nothing from them"
 ALSO_DEAD = {"reward": "", "correct": ", or are all right or all wrong"}
 WIDEST = 120  # columns of an answer that is shown
 SURE = 10  # steps after which the remaining time is well known
