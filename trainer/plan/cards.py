@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 LATENCY = 1.1e-4  # seconds for each layer: an H100 decodes 256 tokens for 32 rows of 1.5 B parameters in 1.06 s
 COMMON = {8: "RTX 4060", 12: "RTX 3060", 16: "RTX 5060 Ti", 24: "RTX 3090", 80: "H100"}  # widespread cards by GB
-OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "MAX", "D"}  # words that make a name that of another card
+OTHERS = {"TI", "SUPER", "LAPTOP", "ADA", "D"}  # words that make a name that of another card
 SLICES = 7  # of the processors of a card in MIG mode
 QUARTERED = ("A30", "RTX PRO 6000")  # these have four slices, each with a quarter of the memory
 EIGHTHS = {"1": 1, "2": 2, "3": 4, "4": 4, "7": 8}  # of the memory in a MIG profile, by the number before its `g`

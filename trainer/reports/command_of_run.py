@@ -45,8 +45,8 @@ def written(changes: Sequence[Change]) -> list[str]:
     return [f"{key}={yaml_of(value)}" for key, value in values.items()]
 
 
-# A function alone replaces those of a preset, so a command names them.
-BESIDE_FUNCTIONS = ("reward.weights", "rollout.dead_by")
+# What a function alone sets, whatever the preset has; a command names others.
+BESIDE_FUNCTIONS = {"reward.weights": {}, "rollout.dead_by": "reward"}
 
 
 @cache
@@ -57,5 +57,5 @@ def _preset(name: str) -> Mapping[str, Any]:
 def changes(settings: Mapping[str, Any], preset: str) -> list[Change]:
     usual = _preset(preset)
     pairs = ((key, usual[key], value) for key, value in settings.items() if key != "run.dir")
-    beside = BESIDE_FUNCTIONS if settings["reward.custom"] else ()
-    return [Change(key, before, now) for key, before, now in pairs if before != now or key in beside]
+    alone = BESIDE_FUNCTIONS if settings["reward.custom"] else {}
+    return [Change(key, before, now) for key, before, now in pairs if now != alone.get(key, before)]
