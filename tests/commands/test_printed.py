@@ -45,7 +45,7 @@ LEFT_OUT = {
 SMALL = ["model.name=nano", "task.name=nano", "prompt.style=auto", "model.quantize=none", "model.quantize_head=none"]
 SMALL += ["model.embeddings=device", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16"]
 SMALL += ["run.steps=2", "run.merge=false", "run.threads=1", "eval.problems=4", "algorithm.minibatches=1"]
-SMALL += ["prompt.max_tokens=200", "warmup.problems=4", "warmup.asked=16", "run.dir=it", "task.limit=64"]
+SMALL += ["prompt.max_tokens=200", "warmup.problems=4", "warmup.asked=16", "run.dir=it"]
 
 
 def printed() -> Iterator[tuple[str, list[str]]]:
