@@ -55,7 +55,7 @@ def test_the_script_has_what_was_asked_and_what_the_site_says(site, tmp_path):
 
 
 def test_a_run_that_starts_servers_gets_the_script_that_does_so_in_its_place(site, tmp_path, capsys):
-    asked = ["slurm", "--preset", "nano", "--nodes=1-3", "--gpus=4", "--dry-run", f"run.dir={tmp_path}/run"]
+    asked = ["slurm", "--preset", "nano", "--nodes=3-4", "--gpus=4", "--dry-run", f"run.dir={tmp_path}/run"]
     for option, count in (("--vllm=2", 2), ("rollout.vllm.start=true", 1)):
         assert octet(*asked, option) == 0
         said = capsys.readouterr().out

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.conftest import refuses
 from trainer.errors import RewardError
 from trainer.problem import tools
 from trainer.problem.tools import CALCULATOR, ToolCalls, calculated, calls_in, continued, tools_of
@@ -77,9 +78,9 @@ def call(name="calculator", **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def of_qwen35(**arguments):
+def of_qwen35(tool="calculator", **arguments):
     written = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments.items())
-    return f"<tool_call>\n<function=calculator>\n{written}</function>\n</tool_call>"
+    return f"<tool_call>\n<function={tool}>\n{written}</function>\n</tool_call>"
 
 
 @pytest.mark.parametrize(("text", "said"), [
@@ -152,6 +153,14 @@ async def trip(city: str, days: int, cost: float = 1.0, sleeps: bool = True) -> 
     '''
     return repr((city, days, cost, sleeps))
 
+def total(numbers: list[int]) -> int:
+    '''Return a sum.
+
+    Args:
+        numbers: All of them.
+    '''
+    return sum(numbers)
+
 def now() -> str:
     '''Return the time.'''
     return "noon"
@@ -185,6 +194,18 @@ def test_a_function_of_the_user_gets_what_fits_its_annotations_and_its_errors_ar
     with suppress(ValueError, RecursionError, TypeError):  # of a block that is no JSON, or no object
         turn = call(name, **(written or json.loads(block or "{}")))
         assert own("template").step(turn)[0].startswith(said)
+
+
+def test_a_list_in_the_tags_of_a_template_is_read_as_json(own, tmp_path):
+    tools = ToolCalls(tools_of([f"{tmp_path}/mine.py:total"], seconds=0.5), "template")
+    assert tools.step(of_qwen35("total", numbers=[1, 2]))[0] == "3"
+    assert tools.step(of_qwen35("total", numbers="[1"))[0].startswith("Error: JSONDecodeError")
+
+
+def test_an_object_that_can_be_called_is_no_tool(tmp_path):
+    (tmp_path / "mine.py").write_text("from functools import partial\nround_up = partial(round, ndigits=1)\n")
+    with refuses("task.tools", names="functools.wraps"):
+        tools_of([f"{tmp_path}/mine.py:round_up"], seconds=0.5)
 
 
 def test_a_function_of_the_user_is_described_in_both_forms(own):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.commands.conftest import write
 from tests.conftest import lines_of, octet, program, said_by, write_lines
-from tests.reports.conftest import configure
+from tests.reports.conftest import change, configure
 from trainer.config.resolve import resolve
 from trainer.reports.chart import COLOURS, MOST_POINTS, Chart, Curve, Value, smoothed, svg, thinned
 from trainer.reports.command_of_run import commands
@@ -51,6 +51,8 @@ def test_runs_that_differ_in_their_seed_are_one_curve_with_a_band(seeds):
     write_lines(seeds[1].folder / "metrics.jsonl", seeds[1].metrics[:4])  # it has made three steps so far
     (shorter,) = groups_of([seeds[0], read_run(seeds[1].folder)])
     assert charts_of([shorter], "curves")[1].curves[0].values[-1].step == 3, "a mean over one seed would be a jump"
+    change(seeds[1].folder / "machine.json", **{"checksum of given/code/mine.py": "1a2b"})
+    assert len(groups_of([seeds[0], read_run(seeds[1].folder)])) == 2, "the reward of another code is another one"
     configure(seeds[2].folder, lora__rslora=True)
     assert groups_of([seeds[0], read_run(seeds[2].folder)])[0].name == "demo, lora.rslora=false algorithm.lr=0.003"
 

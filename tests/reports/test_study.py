@@ -162,6 +162,13 @@ def test_a_problem_without_a_reward_in_one_run_is_left_out(rewarded):
         summary(collect(rewarded))
 
 
+def test_a_run_whose_reward_has_other_code_is_named(rewarded):
+    folder = rewarded.folder / "small-1"
+    (folder / "machine.json").write_text('{"checksum of given/code/mine.py": "1a2b"}')
+    with refuses(folder, DataError, names="code"):
+        collect(rewarded)
+
+
 def test_answers_in_any_format_decide_where_they_are_paid(study, found, monkeypatch):
     monkeypatch.setattr(Collected, "measure", LENIENT)
     of_lenient = summary(collect(study))

@@ -269,7 +269,7 @@ def _words(line: str) -> list[str]:
 
 def _check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
-    if min(request.ranks(request.least or request.nodes), request.ranks(request.nodes)) < 1:
+    if min(map(request.ranks, range(request.least or request.nodes, request.nodes + 1))) < 1:
         asked = f"--nodes {request.range} --gpus {request.gpus} --vllm {request.vllm}"
         raise ConfigError(asked, "no GPU is left to train on", "Request more, or fewer for the servers")
     if request.least is not None and ds_config.splits_weights(ds_config.zero_settings(config.engine)):

@@ -43,6 +43,10 @@ class Environments:
     schemas: tuple[Mapping[str, Any], ...] = ()  # tools that the chat template describes
     request: str = ""  # tools as the prompt describes them, if the chat template does not
 
+    @property
+    def has_tools(self) -> bool:
+        return bool(self.schemas or self.request)
+
     def reset(self, problem: Problem) -> str | None:
         """Return what an environment asks in place of the question, from an environment made only to find out."""
         if not (self.may_ask and problem.id):

@@ -119,6 +119,12 @@ class OwnTool:
         if isinstance(written, str):
             text = written.strip()
             written = dict.fromkeys(self._parameters, text) if self._is_plain else json.loads(text or "{}")
+        # in the tags of some chat templates every argument is a text
+        kinds = {name: one.get("type") for name, one in self._parameters.items()}
+        of_json = [
+            name for name in written if kinds.get(name) in ("array", "object") and isinstance(written[name], str)
+        ]
+        written = {**written, **{name: json.loads(written[name]) for name in of_json}}
         return str(finished(validate_call(config=CHECKED)(self.function)(**written)))
 
     @property

@@ -89,7 +89,7 @@ def groups_of(runs: Sequence[RunFiles]) -> list[Group]:
     same: dict[str, list[RunFiles]] = defaultdict(list)
     compared = [key for key in fields() if key not in NO_EFFECT | {"run.seed"}]
     for run in runs:
-        same[str([run.given[key] for key in compared])].append(run)
+        same[str([*(run.given[key] for key in compared), run.code])].append(run)
     keys = [key for key in differing([run.given for run in runs]) if key != "run.seed"]
     names = names_of(runs)
     groups = []

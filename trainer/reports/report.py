@@ -339,7 +339,8 @@ def ranked(runs: Sequence[RunFiles]) -> list[list[tuple[RunFiles, Pair | None]]]
     for run in runs:
         parts = ("task.", "reward.") if run.measure.is_reward else ("task.",)
         keys = (key for key in run.settings if key.startswith(parts) and key not in OF_TRAINING)
-        tasks.setdefault(str([run.settings[key] for key in keys]), []).append(run)
+        code = run.code if run.measure.is_reward else []
+        tasks.setdefault(str([*(run.settings[key] for key in keys), code]), []).append(run)
     rankings = []
     for of_task in tasks.values():
         values = {run.folder: facts_of(run)[run.measure.name] for run in of_task}

@@ -103,6 +103,11 @@ def collect(study: Study) -> Collected:
             missing.append(run.name)
         else:
             by_arm[run.arm][run.seed] = files
+    found = [files for runs in by_arm.values() for files in runs.values()]
+    for one in found if found and found[0].measure.is_reward else ():
+        if one.code != found[0].code:
+            reason = f"its reward or task has other code than {found[0].folder}"
+            raise DataError(one.folder, reason, "Delete the folders that were made with the old code")
     return Collected(study, {arm: runs for arm, runs in by_arm.items() if runs}, missing)
 
 

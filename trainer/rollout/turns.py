@@ -22,6 +22,7 @@ from trainer.errors import DataError, TrainingError
 from trainer.machine import threads
 from trainer.problem.environment import Environment, Reply
 from trainer.problem.prompts import Prompter, left_out_of_texts
+from trainer.problem.tools import MOST_CALLS
 from trainer.records import Completion, Prompt, Sampling, Turn
 
 PATIENCE_S = 2.0  # how long to wait for quick replies, so that rows continue in the same order in every run
@@ -138,7 +139,8 @@ class TurnTaking:
         dialogue.add_turn(turn)
         if turn.truncated:
             return self._ended(dialogue, truncated=True)
-        seconds = threading.TIMEOUT_MAX if self.environments.is_built_in else self.limits.seconds
+        calls = MOST_CALLS + 1 if self.environments.has_tools else 1  # each has this limit, and so has get_reward()
+        seconds = threading.TIMEOUT_MAX if self.environments.is_built_in else calls * self.limits.seconds
         dialogue.deadline = time.monotonic() + seconds
         reply = partial(self._reply, dialogue, turn.text)
         dialogue.reply = at_once(reply) if self.environments.is_inline else threads.begin(reply)

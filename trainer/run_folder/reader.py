@@ -78,6 +78,12 @@ class RunFiles:
     def metrics(self) -> list[dict[str, Any]]:
         return read_records(self.folder / "metrics.jsonl")
 
+    @property
+    def code(self) -> list[str]:
+        """The checksums of the user's code that the run depends on, wherever it lies."""
+        named = [key for key in self.machine if key.startswith("checksum of ") and key.endswith(".py")]
+        return sorted(str(self.machine[key]) for key in named)
+
     @cached_property
     def history(self) -> History:
         memory = self.machine.get("memory", 0.0)
