@@ -134,6 +134,8 @@ UNLIKE = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e3}, "ful
 REFUSED = {
     "OlmoForCausalLM: it is not one of": ("olmo", {}),
     "its rope_type is dynamic": ("llama", {"rope_parameters": DYNAMIC}),
+    "its rope_type is dynamic, without alpha": ("hunyuan_v1_dense", {"rope_parameters": DYNAMIC}),
+    "some of its layers have a sliding window": ("exaone4", {}),
     "positions in every fourth layer": ("smollm3", {"no_rope_layers": [1] * 5}),
     "supports default, linear, yarn": ("qwen2", {"rope_parameters": LLAMA3}),
     "beta_slow are": ("qwen2", {"rope_parameters": {**YARN, "beta_fast": 16.0}}),

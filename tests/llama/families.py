@@ -18,6 +18,7 @@ BEYOND = {"original_max_position_embeddings": 16}
 BY_KIND = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN}
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 8, "attention_factor": 1.0}
 LONG |= {"short_factor": [1.0] * 8, "long_factor": [1.5, 2.0, 2.0, 3.0, 4.0, 6.0, 9.0, 9.0]}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 9.0}
 SHORT = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 512}
 SHORT |= {"short_factor": [1.0, 1.1, 1.3, 2.0, 2.5, 3.0], "long_factor": [9.0] * 6, "partial_rotary_factor": 0.75}
 PHI4_MINI = {"rope_parameters": SHORT, "original_max_position_embeddings": 512, "tie_word_embeddings": True}
@@ -31,6 +32,7 @@ GEMMA4 |= {"global_head_dim": 32, "tie_word_embeddings": True, "hidden_size_per_
 SHARING = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "final_logit_softcapping": 5.0}
 SHARING |= {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 480}
 ALIKE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+EXAONE4 = {"sliding_window": None, "layer_types": ["full_attention"] * 5}
 FAMILIES: dict[str, tuple[str, dict]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
     "llama 3": ("llama", {"rope_parameters": LLAMA3}),
@@ -51,6 +53,9 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "phi3 longrope": ("phi3", PHI4_MINI),
     "olmo2": ("olmo2", {"tie_word_embeddings": False}),
     "olmo3": ("olmo3", {**ALTERNATING, "rope_parameters": BY_KIND, "tie_word_embeddings": False}),
+    "hunyuan": ("hunyuan_v1_dense", {"rope_parameters": ALPHA}),
+    "exaone4": ("exaone4", {**EXAONE4, "rope_parameters": LLAMA3}),
+    "exaone4 yarn": ("exaone4", {**EXAONE4, "rope_parameters": YARN}),
     "seed_oss": ("seed_oss", {}),
     "gemma": ("gemma", {"num_hidden_layers": 2, "tie_word_embeddings": True}),
     "qwen3.5": ("qwen3_5_text", QWEN3_5),

@@ -91,10 +91,9 @@ def planned_linears(shape: shapes.Shape) -> Counter:
 
 
 BIASES = {name: {"attention_bias": True, "mlp_bias": True} for name in ("llama", "smollm3", "granite", "seed_oss")}
-BIASES |= {
-    name: {"attention_bias": True} for name in ("qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "lfm3")
-}
-WINDOWED = ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "lfm3")
+OF_ATTENTION = ("qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "hunyuan_v1_dense", "lfm3")
+BIASES |= {name: {"attention_bias": True} for name in OF_ATTENTION}
+WINDOWED = ("mistral", "ministral", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "exaone4", "lfm3")
 
 
 @pytest.mark.parametrize("biases", [{}, BIASES], ids=["usual", "all biases"])

@@ -62,6 +62,7 @@ SHARING = {"layer_types": GEMMA4["layer_types"] * 2, "num_hidden_layers": 4, "nu
 SHARING |= {"use_double_wide_mlp": True, "final_logit_softcapping": 5.0}
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
 ALIKE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0}
+ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 9.0, "factor": 1.0}
 # By name: the type of the model, and where it differs from the shape of all.
 FAMILIES = {
     "qwen2": ("qwen2", {}),
@@ -83,6 +84,9 @@ FAMILIES = {
     "granite 4 without positions": ("granitemoehybrid", GRANITE4 | {"embedding_multiplier": 0.5}),
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", WINDOWED),
+    "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "exaone4 with windows": ("exaone4", WINDOWED),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8, "rope_parameters": ALPHA}),
     "lfm2": ("lfm2", LFM2),
     "lfm2 with biases": ("lfm2", LFM2 | {"conv_bias": True, "conv_L_cache": 4}),
     "lfm3": ("lfm3", LFM3),

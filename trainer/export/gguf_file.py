@@ -21,7 +21,8 @@ from trainer.model.merge import Weights
 
 Kind = gguf.GGMLQuantizationType
 ROWS = 4096  # rows of a weight that are quantised at once
-NO_BIASES = ("qwen3", "qwen35", "smollm3", "olmo2", "gemma", "gemma3", "gemma4")  # families without biases in llama.cpp
+# Families without biases in llama.cpp.
+NO_BIASES = ("qwen3", "qwen35", "smollm3", "olmo2", "gemma", "gemma3", "gemma4", "hunyuan-dense")
 GELU = ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast")
 AT_ENDS = Kind.Q8_0  # for embedding and output layer in block formats, because they are the most sensitive
 
@@ -46,6 +47,8 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
     sliding = config.rope_parameters.get("sliding_attention") or {}
     if rope["rope_type"] not in family.ropes or sliding.get("rope_type", "default") != "default":
         yield f"its rope_type is {rope['rope_type']}, and llama.cpp supports {', '.join(family.ropes)} in this family"
+    if rope["rope_type"] == "dynamic" and not rope.get("alpha"):
+        yield "its rope_type is dynamic, without alpha, and llama.cpp's angles do not depend on the length"
     betas = tuple(rope.get(name) or usual for name, usual in (("beta_fast", 32), ("beta_slow", 1)))
     if family.arch != "mistral3" and betas != (32, 1):
         yield f"its beta_fast and beta_slow are {betas}, and llama.cpp uses 32 and 1 in this family"
@@ -56,6 +59,8 @@ def _reasons(config: Any, kind: str) -> Iterator[str]:
         yield "its output layer is its embedding, which llama.cpp does not support in this family"
     if kind == "Olmo3ForCausalLM" and sliding["rope_theta"] != rope["rope_theta"]:
         yield "its layers with a sliding window have another rope_theta, and llama.cpp has one in this family"
+    if family.arch == "exaone4" and config.sliding_window:
+        yield "some of its layers have a sliding window, which Octet does not write in this family"
     if family.arch == "gemma" and not config.tie_word_embeddings:
         yield "its output layer is not its embedding, which llama.cpp uses for both in this family"
     if family.arch == "lfm2" and config.conv_bias:
@@ -205,7 +210,8 @@ def _write_shape(writer: gguf.GGUFWriter, weights: Weights, family: Family) -> N
     writer.add_layer_norm_rms_eps(config.norm_eps if family.arch == "lfm2" else config.rms_norm_eps)
     turned = 1 if rope["rope_type"] == "proportional" else rope.get("partial_rotary_factor", 1)
     writer.add_rope_dimension_count(int(head * turned))
-    writer.add_rope_freq_base(rope["rope_theta"])
+    alpha = rope["alpha"] if rope["rope_type"] == "dynamic" else 1  # stretches the angles of HunYuan
+    writer.add_rope_freq_base(rope["rope_theta"] * alpha ** (head / (head - 2)))
     _write_stretch(writer, config)
     if family.arch == "mistral3" and (beta := rope.get("llama_4_scaling_beta")):
         writer.add_attn_temperature_scale(beta)
@@ -247,7 +253,7 @@ def _write_gemma4(writer: gguf.GGUFWriter, config: Any, heads: Mapping[str, tupl
 def _write_stretch(writer: gguf.GGUFWriter, config: Any) -> None:
     """Write how rotary embeddings are scaled to a longer context; factors for each frequency are tensors instead."""
     rope = _rope(config)
-    if (kind := rope["rope_type"]) in ("default", "llama3", "proportional"):
+    if (kind := rope["rope_type"]) in ("default", "dynamic", "llama3", "proportional"):
         return
     writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
     if kind != "longrope":

@@ -29,6 +29,7 @@ class Family:
     is_tied: bool = False  # the default of tie_word_embeddings in config.json
     norms: Literal["before", "after", "both"] = "before"  # of attention and feed-forward layers
     query_norms: Literal["none", "each", "all"] = "none"  # norms of queries and keys: of each head, or of all together
+    rotates_first: bool = False  # these norms come after the rotary embedding
     adds_one: bool = False  # the norms' weights are stored minus 1
     is_gated: bool = False  # q also computes a gate for the output of each head
     gates_heads: bool = False  # a layer g_proj computes one factor for each head
@@ -64,6 +65,9 @@ LFM2_NAMES = {**LFM3_NAMES, "o_proj": "out_proj", "q_norm": "q_layernorm", "k_no
 LFM2_NAMES |= {"input_layernorm": "operator_norm", "post_attention_layernorm": "ffn_norm"}
 LFM3_NAMES |= {"input_layernorm": "operator_norm", "post_attention_layernorm": "post_operator_norm"}
 LFM3_NAMES |= {"pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffn_norm"}
+HUNYUAN_NAMES = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
+HUNYUAN: dict[str, Any] = {"query_norms": "each", "rotates_first": True, "arch": "hunyuan-dense"}
+HUNYUAN |= {"ropes": ("default", "dynamic")}
 GRANITE4_NAMES = {"mlp": "shared_mlp", "gate_up_proj": "input_linear", "down_proj": "output_linear"}
 GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # Gemma 2 and later, LFM3
 
@@ -80,6 +84,8 @@ ROWS = (
     Family("Phi3", "phi3", is_joined=True, windows="every layer", arch="phi3", ropes=("default", "longrope")),
     Family("Olmo2", "olmo2", norms="after", query_norms="all", arch="olmo2"),
     Family("Olmo3", "olmo3", norms="after", query_norms="all", arch="olmo2"),
+    Family("Exaone4", "exaone4", norms="after", query_norms="each", arch="exaone4", ropes=(*STRETCHES, "llama3")),
+    Family("HunYuanDenseV1", "hunyuan_v1_dense", names=HUNYUAN_NAMES, **HUNYUAN),
     Family("SeedOss", "seed_oss", has_biases=True, arch="seed_oss"),
     Family("Gemma", "gemma", is_tied=True, adds_one=True, arch="gemma"),
     Family("Gemma2", "gemma2", decodes=False, adds_one=True, is_capped=True, is_eager=True, **GEMMA),

@@ -173,8 +173,10 @@ def reasons_against(model: Any) -> Iterator[str]:
         yield f"it has layers of another kind ({', '.join(f'{count} x {kind}' for kind, count in others.items())})"
     rope_of = config.rope_parameters
     ropes = [rope_of[kind] for kind in {*kinds} & {*ATTENTIONS}] if has_kinds_of_rope(config) else [rope_of]
+    # HunYuan's type is "dynamic", but with `alpha` the angles are constant
+    is_constant = getattr(causal_lm.get_decoder().rotary_emb, "rope_type", "") == "ntk_alpha"
     for rope in ropes:
-        if rope["rope_type"] not in ROPES:
+        if rope["rope_type"] not in ROPES and not is_constant:
             yield f"its rope_type is {rope['rope_type']}, not one of {', '.join(ROPES)}"
     window = getattr(config, "sliding_window", None)
     has_windows = any(hasattr(getattr(block, "self_attn", None), "sliding_window") for block in blocks)

@@ -26,6 +26,9 @@ class Attention:
         self.kind = config.layer_types[index] if has_kinds_of_rope(config) else ""
         all_rotate = getattr(config, "position_embedding_type", "rope") == "rope"  # Granite 4
         self.rotates = getattr(module, "use_rope", all_rotate)  # SmolLM3 has layers without positions
+        if family.kind == "Exaone4" and self.window and not module.is_sliding:
+            self.window, self.rotates = None, False
+        self.rotates_first = family.rotates_first
         norms = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
         self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in norms]
         # Gemma 4: the values may be the keys, have a norm without weights, and layers may use those of an earlier one
@@ -49,18 +52,24 @@ class Attention:
             heads_NhD = torch.cat((heads_NhD[:, :end:2], heads_NhD[:, end:]), dim=1)
         if self.values_are_keys:
             heads_NhD = torch.cat((heads_NhD, heads_NhD[:, self.query_heads :]), dim=1)
+        if self.rotates_first:
+            self._rotate(heads_NhD, at)
         queries, keys, values = heads_NhD.split([self.query_heads, self.own_heads, self.own_heads], dim=1)
         for part_NhD, norm in zip((queries, keys), self.head_norms, strict=True):
             if norm is not None:  # over each head, or over all heads together
                 part_NhD.copy_(norm(part_NhD.reshape(len(part_NhD), -1, len(norm.weight))).view_as(part_NhD))
         if self.value_epsilon is not None:
             values.copy_(F.rms_norm(values, values.shape[-1:], None, self.value_epsilon))
-        if self.rotates:
-            _rotate(heads_NhD[:, : self.query_heads + self.own_heads], *at.angles[self.kind])
+        if not self.rotates_first:
+            self._rotate(heads_NhD, at)
         output_NO = self._within(heads_NhD, at) if isinstance(at, Prompts) else self._behind(heads_NhD, at)
         if not (self.is_gated or self.gates_heads):
             return output_NO
         return (output_NO.view(len(output_NO), self.query_heads, -1) * gates.sigmoid()).flatten(1)
+
+    def _rotate(self, heads_NhD: Tensor, at: Pass) -> None:
+        if self.rotates:
+            _rotate(heads_NhD[:, : self.query_heads + self.own_heads], *at.angles[self.kind])
 
     def _within(self, heads_NhD: Tensor, at: Prompts) -> Tensor:
         """Attend within each prompt and to the common prefix, and write the keys and values to the cache."""
