@@ -74,7 +74,7 @@ def test_the_pages_say_what_is_planned(preset):
     rollout, size = config.rollout, GPU_PRESETS[preset]
     model, answers, steps, peak, time = rows("README.md")[preset]
     assert model.split()[0] == config.model.name.rpartition("/")[2]
-    assert answers == f"{rollout.problems} x {rollout.group_size} of up to {rollout.max_new_tokens}"
+    assert answers == f"{rollout.problems} x {rollout.group_size} of up to {rollout.max_new_tokens} tokens"
     assert (steps, peak) == (str(config.run.steps), f"{plan.peak / GB:.1f} GB")
     found = on_card(COMMON[size], planner(preset))
     assert time == f"{found.about:.1f} h on {re.sub('^(?=RTX|H)', 'an ', COMMON[size])}"
