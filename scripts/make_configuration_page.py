@@ -14,11 +14,12 @@ from trainer.config.train_options import PRESETS, RECIPES, names_in
 
 HEAD = f"""# Configuration
 
-Every setting with its default, made from `trainer/config/sections/`.
+This page lists every setting with its default. It is made from `trainer/config/sections/`.
 
     preset -> recipe -> key=value on the command line
 
-Later layers override earlier ones, and `--dry-run` prints the result. A preset fits a size of card. It is one of
+Later layers override earlier ones, and `--dry-run` prints the result. A preset has the settings for a size of card. It
+is one of
 `{"`, `".join(names_in(PRESETS))}`
 (in `trainer/config/presets/`), or your own YAML file: `--preset mine.yaml`. A recipe sets an objective on top of a
 preset, with `--recipe NAME` or your own file:

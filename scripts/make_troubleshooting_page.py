@@ -18,32 +18,33 @@ HEAD = f"""# Troubleshooting
 
 ## Why does it not learn?
 
-A run checks its metrics after each step. If something is wrong, an alarm says what, why it matters and what to change:
+A run checks its metrics after each step. If something looks wrong, it prints an alarm, which says what is wrong, why it
+matters, and what to change:
 
-    step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. A cut-off answer seldom has a result, and
-    earns little. Raise rollout.max_new_tokens, or with several turns rollout.turns.most.
+    step 5: cut off: 62% of the answers reach rollout.max_new_tokens=256. An answer that is cut off seldom contains a
+    result, so it earns little. Raise rollout.max_new_tokens, or with several turns rollout.turns.most.
 
-An alarm that lasts is printed once, and again if it returns. Most rules look at the means of the last {RECENT}
-steps; those that compare with the beginning wait for {2 * RECENT} steps. With `--strict-health`
-(`run.strict_health=true`) the first alarm ends the run; those in bold always end it, because it cannot go on.
+An alarm is printed once, and again if it comes back. Most alarms look at the means of the last {RECENT} steps; those
+that compare with the beginning wait for {2 * RECENT} steps. With `--strict-health` (`run.strict_health=true`) the first
+alarm ends the run. Alarms in bold always end it, because it could not learn.
 
-The value of the loss says little: with one update a step it is minus the mean advantage of a token, and is negative
-where right answers are longer. Look at `grad_norm` and at the reward instead.
+Do not judge a run by its loss, which says little: with one update a step it is minus the mean advantage of a token.
+Look at the reward and at `grad_norm` instead.
 
 | alarm | why it matters | what to change |
 | --- | --- | --- |
 """
 TRIED = """
-The alarms were tried on [runs that were broken on purpose](../bench/results/alarms.md). Each fault is named, and no
-healthy run raises an alarm. No rule finds advantages that are shuffled between answers; such a run has healthy metrics,
-and does not learn.
+The alarms were tried on [runs that were broken on purpose](../bench/results/alarms.md). Each fault raised its
+alarm, and no healthy run raised one. No alarm finds advantages that are shuffled between answers: such a run has
+healthy metrics, but does not learn.
 
 """
 RUNS = f"""# Alarms: runs that were broken on purpose
 
-Each line is a run of the embedded model through the real engine that was broken in one way; then come runs that were
-not. They have {STEPS} steps, and the machine that slows down has 40. After an alarm stands the step at which it was
-raised; the one that names the fault is in bold. Rules without a run here are raised by made-up metrics in
+Each line is a run of the embedded model. The first runs were broken in one way each, and the last ones are healthy. The
+runs have {STEPS} steps; the one with a machine that slows down has 40. The number after an alarm is the step at which
+it was raised. The alarm that names the fault is in bold. Alarms without a run here are tested with made-up metrics in
 `tests/watch/test_rules.py`. `python -m tests.e2e.faulty_runs FOLDER` makes the runs, and
 `python -m scripts.make_troubleshooting_page --runs > bench/results/alarms.md` this page.
 [Troubleshooting](../../docs/troubleshooting.md) has the rules.

@@ -21,7 +21,7 @@ from trainer.reports.report import MOST_WRONG, ranked, report
 from trainer.run_folder.reader import facts_of, read_run
 from trainer.watch.measure import STRICT
 
-SECTIONS = ["Curves", "Evaluation", "Alarms", "Answers won and lost", "First and last answers", "Settings"]
+SECTIONS = ["Curves", "Evaluation", "Alarms", "Problems gained and lost", "First and last answers", "Settings"]
 SECTIONS[-1:] = ["Data", "Settings", "Time and memory", "How it was made"]
 
 

@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = 'example: octet chat runs/demo "What is 2 + 3?". Without a question, it prompts for some.'
     add_run(parser, "a run folder, or an adapter or a model in it")
     add_overrides(parser, "rollout.max_new_tokens=1024, or the words of a question")
-    parser.add_argument("--temperature", type=float, default=0.0, help="default 0, the most likely answer")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default 0: the most likely answer")
     parser.add_argument("--json", action="store_true", help="print the answers to a question as a line of JSON")
 
 

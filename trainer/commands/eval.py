@@ -45,9 +45,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--adapter", type=Path, help="the adapter folder of a run; its base is evaluated beside it")
     parser.add_argument("--merged", type=Path, help="the merged folder of a run; its base is evaluated beside it")
     parser.add_argument("--problems", type=int, help="how many held-out problems")
-    parser.add_argument("--samples", type=positive, metavar="K", help="sampled answers too: avg@K, maj@K and pass@K")
-    parser.add_argument("--temperature", type=float, help=f"of the sampled answers (default {SAMPLE_TEMPERATURE})")
-    parser.add_argument("--trials", type=positive, metavar="T", help="sample everything T times: mean and deviation")
+    parser.add_argument("--samples", type=positive, metavar="K", help="also sample K answers: avg@K, maj@K, pass@K")
+    parser.add_argument("--temperature", type=float, help=f"temperature of samples (default {SAMPLE_TEMPERATURE})")
+    parser.add_argument("--trials", type=positive, metavar="T", help="draw all samples T times: mean and deviation")
     parser.add_argument("--out", type=Path, help="the folder for eval.json, eval.md and the answers")
 
 

@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--format", default="q8_0", choices=FORMATS + OF_LLAMA_CPP, metavar="FORMAT", help=formats)
     parser.add_argument("--out", type=Path, help="the folder to write (default: in the run folder or beside a model)")
     parser.add_argument("--problems", type=int, default=32, help="held-out problems for the comparison (default 32)")
-    parser.add_argument("--no-check", action="store_true", help="write without comparing answers")
+    parser.add_argument("--no-check", action="store_true", help="do not compare the answers")
     add_model_arguments(parser)
 
 

@@ -81,7 +81,8 @@ def _help() -> None:
     print("usage: octet COMMAND ...\n\nGRPO training of language models, on one card or on a cluster.")
     for group, commands in GROUPS.items():
         print("", f"{group}:", *(f"  {name:<10} {summary}" for name, summary in commands.items()), sep="\n")
-    print("\n`octet COMMAND --help` shows the options of a command, and an example.")
+    print("\nStart with `octet train --preset nano`: it needs no GPU, and less than a minute.")
+    print("`octet COMMAND --help` shows the options of a command, and an example.")
 
 
 def _train(name: str, arguments: Sequence[str]) -> None:

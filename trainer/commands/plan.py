@@ -67,13 +67,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet plan --preset 8gb --vram 6 --search"
     add_settings_of_a_run(parser)
     parser.add_argument("--model", help="a hub id, a folder, or nano; by default that of the preset")
-    parser.add_argument("--vram", type=float, metavar="GB", help="of the card; by default of --card or this machine")
+    parser.add_argument("--vram", type=float, metavar="GB", help="memory of the card; by default of this machine")
     parser.add_argument("--gpus", type=positive, metavar="N", help="cards in a machine; by default those here")
     parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="machines that share the work")
     parser.add_argument("--group", type=int, metavar="G", help="the same as rollout.group_size=G")
     parser.add_argument("--completion", type=int, metavar="N", help="the same as rollout.max_new_tokens=N")
     parser.add_argument("--prompt", type=int, metavar="N", help="the same as prompt.max_tokens=N")
-    parser.add_argument("--search", action="store_true", help="propose settings that fit, and use the card")
+    parser.add_argument("--search", action="store_true", help="propose settings that fit, or that use more of the card")
     hours.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -261,7 +261,7 @@ def title(question: Question) -> Text:
         f"engine {config.engine.ds_config}, {checkpoints} gradient checkpointing\n"
         f"a step: {rollout.problems} x {rollout.group_size} answers of up to {rollout.max_new_tokens:,} tokens to "
         f"prompts of up to {placement.prompt:,}\n"
-        f"at a time: {placement.rows} sampled{by_vllm}, {config.optim.tokens_per_micro_batch:,} tokens trained on\n",
+        f"at once: {placement.rows} answers sampled{by_vllm}, {config.optim.tokens_per_micro_batch:,} tokens trained\n",
     )
 
 
@@ -324,7 +324,7 @@ def _limits(placement: Placement) -> Iterator[str]:
     whole = {"rows": placement.all_rows, "tokens_per_micro_batch": placement.most_tokens}
     all_of = {name: " (all of a step)" if found[name] == whole.get(name) else "" for name in LARGEST}
     if parts := [f"{found[name]:,} {what}{all_of[name]}" for name, what in LARGEST.items() if found[name]]:
-        yield f"the most that fits, each with the rest as it is:\n  {', '.join(parts)}"
+        yield f"the most that fits if only one of these is raised:\n  {', '.join(parts)}"
 
 
 def document(question: Question) -> dict[str, Any]:

@@ -23,9 +23,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet report runs/demo"
     add_runs(parser)
     either = parser.add_mutually_exclusive_group()
-    either.add_argument("--out", type=Path, metavar="FILE", help="by default report.html in the folder of the run")
-    parser.add_argument("--watch", action="store_true", help="write it again until the runs end; it reloads itself")
-    either.add_argument("--share", action="store_true", help="one picture instead: share.svg and share.png in RUN")
+    either.add_argument("--out", type=Path, metavar="FILE", help="by default report.html in the run folder")
+    parser.add_argument("--watch", action="store_true", help="update the page until the runs end; it reloads itself")
+    either.add_argument("--share", action="store_true", help="draw one picture instead: share.svg and share.png in RUN")
 
 
 def run(options: Namespace) -> None:

@@ -150,7 +150,7 @@ def as_text(report: Report, has_all: bool) -> Iterator[str]:
         kind = {True: "right", False: "wrong", None: ""}[row["right"]]
         yield "  ".join([f"{row['text']:<44}", f"{kind:<5}", *(f"{share:>12}" for share in paid)])
     if others := len(report.rows) - len(rows):
-        yield f"{others} {'more ' * bool(rows)}kinds of text; --all lists them"
+        yield f"{others} {'more ' * bool(rows)}kinds of text were tested; --all lists them"
     yield ""
     for name, (least, most) in report.ranges.items():
         note = "" if name in names or not is_judged else "; it does not tell right from wrong"
@@ -159,7 +159,7 @@ def as_text(report: Report, has_all: bool) -> Iterator[str]:
     yield ""
     yield from (f"found: {finding}" for finding in report.findings)
     if not report.findings and is_judged:
-        yield "nothing found: every right text is paid and no wrong one is, the same every time"
+        yield "nothing found: every right text is rewarded, no wrong one is, and repeated scores are the same"
     elif not report.findings:
         yield "nothing found; what right and wrong answers earn was not tried"
 

@@ -73,16 +73,16 @@ class JobRequest:
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet slurm --preset cluster --nodes 2 --gpus 4"
     add_settings_of_a_run(parser, "cluster")
-    parser.add_argument("--nodes", default="1", help="how many (default 1), or from-to: whatever the queue has")
-    parser.add_argument("--gpus", type=positive, default=1, help="of each node (default 1), with one rank each")
-    parser.add_argument("--time", help="limit, as sbatch reads it, or auto; by default that of slurm/site.env")
+    parser.add_argument("--nodes", default="1", help="number of nodes (default 1), or a range such as 1-4")
+    parser.add_argument("--gpus", type=positive, default=1, help="GPUs of each node (default 1), with one rank each")
+    parser.add_argument("--time", help="time limit for sbatch, or auto; by default that of slurm/site.env")
     hours.add_arguments(parser)
-    parser.add_argument("--sweep", type=Path, metavar="GRID", help="a run for each line of this file")
-    parser.add_argument("--chain", type=positive, default=1, metavar="N", help="N jobs, each resuming the one before")
+    parser.add_argument("--sweep", type=Path, metavar="GRID", help="submit a run for each line of this file")
+    parser.add_argument("--chain", type=positive, default=1, metavar="N", help="N jobs; each continues the run")
     parser.add_argument(
         "--vllm", type=positive, metavar="N", help="vLLM servers on N nodes, or on N GPUs of a single node"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the script, and write and submit nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only print the script")
 
 
 def run(options: Namespace) -> None:

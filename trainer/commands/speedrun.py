@@ -33,7 +33,7 @@ COLUMNS = "| CPU seconds | wall seconds | answers | processor | threads | settin
 def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet speedrun algorithm.lr=4e-3. Exit status: 0 at 90 %, 1 if the run ends below."
     add_overrides(parser, "algorithm.lr=4e-3; the model, the problems and the evaluation are fixed")
-    parser.add_argument("--out", type=Path, default=Path("speedrun.json"), metavar="FILE", help="the file to send")
+    parser.add_argument("--out", type=Path, default=Path("speedrun.json"), metavar="FILE", help="file of the result")
 
 
 def run(options: Namespace) -> None:

@@ -54,11 +54,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--csv", action="store_true", help="as --collect, and print the comparisons as CSV")
     instead.add_argument("--tex", action="store_true", help="as --collect, and print the tables as LaTeX")
-    instead.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at once; if several, ignore times")
+    instead.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at once; times count only with 1")
     instead.add_argument("--slurm", action="store_true", help="submit the runs as an array of jobs")
-    parser.add_argument("--dry-run", action="store_true", help="print the command of each run, or the job; do nothing")
-    parser.add_argument("--gpus", type=positive, default=1, help="with --slurm: of each job (default 1)")
-    parser.add_argument("--time", help="with --slurm: limit of a job, as sbatch reads it")
+    parser.add_argument("--dry-run", action="store_true", help="only print the command of each run, or the job")
+    parser.add_argument("--gpus", type=positive, default=1, help="with --slurm: GPUs of each job (default 1)")
+    parser.add_argument("--time", help="with --slurm: time limit of a job, for sbatch")
     add_overrides(parser, "model.name=FOLDER")
 
 

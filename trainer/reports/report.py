@@ -21,8 +21,8 @@ from trainer.watch.measure import LENIENT, STRICT, Measure
 from trainer.watch.verdict import CANNOT_TELL, LEARNED, NOT_LEARNED
 
 SHORTER = {  # how to shorten the longest phase
-    "rollout": "More answers at a time (rollout.rows), a smaller rollout.max_new_tokens, or vLLM take less. "
-    "A slow judge (time/reward/judge in metrics.jsonl) answers more at once with reward.judge.concurrency.",
+    "rollout": "More answers at once (rollout.rows), a smaller rollout.max_new_tokens, or vLLM may shorten it. "
+    "If a judge is slow (time/reward/judge in metrics.jsonl), raise reward.judge.concurrency.",
     "score": "Without algorithm.kl.coef, and with one update a step, there is nothing to compute before the update.",
     "step": "Larger optim.tokens_per_micro_batch, or no model.gradient_checkpointing, take more memory and less time.",
 }
@@ -61,7 +61,7 @@ def of_one(run: RunFiles) -> Iterator[Html]:
     every = interval(len(run.history.steps))
     looks = tag("p", f"The rules looked at every {every}th step.", class_="soft") if every > 1 else Html()
     yield from section("Alarms", *map(alarm, alarms), looks)
-    yield from section("Answers won and lost", *flips(flipped, titles))
+    yield from section("Problems gained and lost", *flips(flipped, titles))
     yield from section("First and last answers", *samples(run.samples(), run.measure))
     yield from section("Data", *data(run))
     yield from section("Settings", settings(run))

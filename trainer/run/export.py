@@ -69,7 +69,7 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
     if modelfile:  # written only after the file has passed its check
         (out / "Modelfile").write_text(modelfile)
         tag = name.lower()
-        lines += [f"once it is created, `ollama run {tag}`: ask the question alone, which the Modelfile completes"]
+        lines += [f"after the next line, `ollama run {tag}`; type the question alone, the Modelfile adds the rest"]
         lines += [shlex.join(["ollama", "create", tag, "-f", str(out / "Modelfile")])]
     return {**facts, "out": str(file), "said": lines}, evaluations
 

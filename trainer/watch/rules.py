@@ -58,7 +58,7 @@ def rule(
 
 @rule("cut off", "Raise rollout.max_new_tokens, or with several turns rollout.turns.most.")
 def cut_off(history: History) -> Iterator[str]:
-    """A cut-off answer seldom has a result, and earns little."""
+    """An answer that is cut off seldom contains a result, so it earns little."""
     share = history.now("truncated")
     if share > 0.3 and not any(thinking_too_long(history)):
         rollout, has_turns = history.config.rollout, bool(history.recent("turns"))
@@ -112,7 +112,7 @@ def longer(history: History) -> Iterator[str]:
 
 @rule("answers shrink", "Check reward.weights for parts that reward short answers; add algorithm.kl.coef=0.01.")
 def shorter(history: History) -> Iterator[str]:
-    """The model stops showing its work, and without it there is less to learn from."""
+    """The model stops showing its work, which leaves less to learn from."""
     first, now = history.first("length"), history.now("length")
     if first and now < 0.4 * first and history.improved < 0.05:
         yield f"answers have {now:.0f} tokens, {first:.0f} in the first steps, and {history.measure.no_better}"
@@ -135,7 +135,7 @@ def all_wrong(history: History) -> Iterator[str]:
 
 @rule("dead by correct", "Write rollout.dead_by=reward.")
 def dead_by_correct(history: History) -> Iterator[str]:
-    """Right answers are not paid, and the differences between the paid ones teach nothing."""
+    """Right answers earn nothing, and the rewards that differ in these groups teach nothing."""
     share = history.now("dead_groups/unequal")
     if history.measure.is_reward and share > 0.5:
         yield f"rollout.dead_by=correct leaves out {share:.0%} of the groups, although their rewards differ"

@@ -9,7 +9,7 @@ from trainer.config.sections.base import Seconds, Section, Share
 
 class Optim(Section):
     name: Literal["adamw", "adamw_8bit"] = "adamw"
-    """`adamw_8bit` has moments of a quarter of the size, and needs an engine.ds_config without optimizer offload, such
+    """`adamw_8bit` stores its states in 8 bits, and needs an engine.ds_config without optimizer offload, such
     as zero2."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Decay rates of Adam's moving averages of the gradient and its square."""

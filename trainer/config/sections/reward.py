@@ -90,10 +90,10 @@ class Reward(Section):
     """Weights of the components, whose weighted sum is the reward; see docs/rewards.md. With
     `reward.custom` alone, each function has weight 1.0 and nothing else is paid."""
     gate: bool = True
-    """Keep rewards beside `correct` and `code` from outvoting these; see docs/rewards.md. `false` divides the whole
-    reward by the deviation of a group, as the papers do."""
+    """Prevent other rewards from outvoting `correct` and `code`; see docs/rewards.md. `false` divides the whole reward
+    by the standard deviation of the group, as the papers do."""
     answer: Literal["strict", "lenient"] = "strict"
-    """What `correct` accepts: an answer in the requested format, or anywhere in the text."""
+    """What `correct` accepts: an answer in the requested format (`strict`), or anywhere in the text (`lenient`)."""
     control: Literal["none", "random", "shuffled_gold", "shuffled_advantages"] = "none"
     """Train a control of an experiment: with coin flips as rewards, the gold answers of other problems, or the
     advantages of other answers to the same problem. See docs/studies.md."""

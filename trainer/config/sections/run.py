@@ -45,7 +45,7 @@ class Eval(Section):
     samples: int = Field(0, ge=0)
     """Number of answers to sample to each held-out problem, before training and after it, for pass@k."""
     metric: Literal["accuracy", "lenient", "loss"] = "accuracy"
-    """What selects the best adapter or model: the accuracy that `reward.answer` pays, or that of answers in any format.
-    Without gold answers it is the reward; see docs/evaluation.md. A warm-up uses `warmup.metric`."""
+    """What selects the best adapter or model: `accuracy`, counted as `reward.answer` says, or `lenient`, which counts
+    answers in any format. Without gold answers the reward decides. A warm-up uses `warmup.metric`."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations in a row without a new best; by default never."""

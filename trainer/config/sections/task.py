@@ -84,7 +84,7 @@ class TaskSettings(Section):
     question: str | None = None
     """Column of the question; the default depends on the task."""
     answer: str | None = None
-    """Column of the answer. `none`: there is no answer, and a custom reward decides (`records` only)."""
+    """Column of the answer. `none`: there is no answer, and other rewards decide."""
     solution: str | None = None
     """Column of a worked solution, for few-shot examples and warm-ups."""
     incorrect: Annotated[tuple[str, ...], one_or_many] = ()
@@ -96,7 +96,7 @@ class TaskSettings(Section):
     holdout: float | None = Field(None, gt=0.0, le=1.0)
     """Share of the problems to hold out if no test set is named; by default a tenth, and more of a small table."""
     on_bad_record: Literal["error", "skip"] = "error"
-    """End with an error at a record that cannot be used, before the run starts, or leave it out and count it."""
+    """`error`: end before the run starts if a record cannot be used. `skip`: leave such records out, and count them."""
     limit: int | None = Field(None, ge=1)
     """Train on this many problems, the first of the shuffled training set."""
     curriculum: Literal["none", "difficulty", "solve_rate"] = "none"
