@@ -9,7 +9,7 @@ from trainer.config.sections.base import Section
 
 class Kl(Section):
     coef: float = Field(0.0, ge=0.0)
-    """Weight of the KL penalty. With 0 there is no reference model, and no time or memory is spent on it."""
+    """Weight of the KL penalty. With 0 there is no reference model."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL from one sample; see docs/objectives.md."""
     where: Literal["loss", "reward"] = "loss"
