@@ -20,10 +20,10 @@ def page() -> str:
 
 def _allocated() -> Iterator[str]:
     found = read("memory_cuda_host")
-    yield "## Planned and allocated, over a stub of a card\n"
-    yield "Rehearsals of the largest step, with torch's real allocator ([how](../../tests/cuda/README.md)), in GB. In"
-    yield "brackets is the plan without the CUDA context. Cases that are no preset are `8gb` with another model or"
-    yield "other lengths.\n"
+    yield "## Planned and allocated, on a simulated card\n"
+    yield "GB that the largest step allocates, with torch's real allocator ([how](../../tests/cuda/README.md)). The"
+    yield "plan, without the CUDA context, is in brackets. Cases that are not named after a preset are `8gb` with"
+    yield "another model or other lengths.\n"
     yield from _cases(found["cases"])
     machine = found["machine"]
     command = machine["command"].replace("python ", "tests/cuda/python.sh ")
@@ -34,7 +34,7 @@ def _on_a_card() -> Iterator[str]:
     card = read(CARD)
     rehearsals = card["parts"]["rehearsals"]
     yield "## Planned and allocated, on an H100\n"
-    yield "The same rehearsals, with the allocator held to the size in the table.\n"
+    yield "The same steps, with the allocator limited to the size in the table.\n"
     yield from _cases(rehearsals["result"])
     yield on({**card["machine"], "card": "NVIDIA H100 80GB HBM3", "command": rehearsals["command"]})
 
@@ -52,8 +52,8 @@ def _live() -> Iterator[str]:
     found = read("plan")
     phases = ("load", "rollout", "score", "backward", "step")
     yield "## Planned and alive, on a CPU\n"
-    yield "How far the plan lies from the tensors that the real engine, decoder and training pass keep alive at the"
-    yield "peak of each phase.\n"
+    yield "How far the plan is above (+) or below (-) the tensors that the real engine, decoder and training pass"
+    yield "keep at the peak of each phase.\n"
     rows = [
         [case["case"], *(_off(case["bytes"][phase]) if phase in case["bytes"] else "" for phase in phases)]
         for case in found["cases"]
@@ -69,13 +69,13 @@ def _off(one: Mapping[str, int]) -> str:
 def _hours() -> Iterator[str]:
     found = read("hours")
     yield "## Planned and measured seconds of a step, on a CPU\n"
-    yield f"All from a calibration on `{found['calibration']}`: 4 layers, random weights. Seconds of the processor, of"
-    yield f"{found['steps']} steps; the length of the answers was given.\n"
+    yield f"All rows are planned from a calibration on `{found['calibration']}`, which has 4 layers and random weights."
+    yield f"Seconds are CPU seconds, of {found['steps']} steps. The plan was given the length of the answers.\n"
     rows = []
     for name, one in found["cases"].items():
         measured, foretold = (" + ".join(f"{part:.2f}" for part in one[kind]) for kind in ("measured", "foretold"))
         ratios = [f"{one['foretold/measured'][part]:.2f}" for part in ("rollout", "update", "step")]
         rows.append([name, measured, foretold, *ratios])
     yield from markdown(["case", "measured rollout + update, s", "planned", "rollout", "update", "step"], rows)
-    yield "The last three columns are planned over measured.\n"
+    yield "The last three columns are the planned time divided by the measured time.\n"
     yield on(found["machine"])

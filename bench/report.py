@@ -94,11 +94,15 @@ def _vs_trl(name: str) -> Iterator[str]:
     result = _read(name)
     yield f"## Against TRL's GRPOTrainer: {AGAINST_TRL[name]}\n"
     clock, what = ("wall", "s") if name.endswith("_cuda") else ("cpu", "CPU s")
-    yield "LoRA r=16 on all layers, the same problems in the same order, the same settings on both sides; one thread"
-    yield "where there is no card. `octet` trains on every group, as TRL does; by default it drops dead groups."
+    yield "Both sides train LoRA r=16 on all layers, with the same settings, the same problems in the same order, and"
+    yield "one thread on a CPU. The row `octet` trains on every group, as TRL does; by default Octet drops dead groups."
     yield "Times are medians."
     seeds = [len(one["accuracies"]) for one in result["sides"].values() if "accuracies" in one]
-    yield f"Accuracy is greedy on 256 held-out problems, the mean over {min(seeds)} seeds.\n" if seeds else ""
+    yield (
+        f"Accuracy is greedy, on 256 held-out problems, and the mean over {min(seeds)} seeds.\n"
+        if seeds
+        else ""
+    )
     yield f"| | {what} a step | peak MiB | accuracy after {result['steps']} steps |\n" + "| --- " * 4 + "|"
     for side, one in result["sides"].items():
         right = f"{one['accuracy']:.1%}" if "accuracy" in one else "random weights"
@@ -111,9 +115,9 @@ def _vs_trl(name: str) -> Iterator[str]:
 
 def _reached(result: dict[str, Any], name: str) -> Iterator[str]:
     """When each side reaches the target: the median over the seeds, and the range."""
-    yield f"Until {result['target']:.0%} are right, on a line between two evaluations: the median of"
-    yield f"{len(result['sides']['trl']['reached'])} seeds, and the range. Seconds are those of the processor since the"
-    yield "program was started, and since the end of its first step, without saving adapters for the evaluations.\n"
+    yield f"Cost until {result['target']:.0%} are right, interpolated between two evaluations: the median of"
+    yield f"{len(result['sides']['trl']['reached'])} seeds, and the range. Seconds are CPU seconds since the program"
+    yield "was started, and since the end of its first step, without the time to save adapters for the evaluations.\n"
     yield "| | samples | CPU s | since the first step | first step |\n" + "| --- " * 5 + "|"
     for side, one in result["sides"].items():
         reached, first = one["reached"], one["first_step_s"]
@@ -132,8 +136,8 @@ def _reached(result: dict[str, Any], name: str) -> Iterator[str]:
 def _decode() -> Iterator[str]:
     yield "## Sampling against model.generate\n"
     yield "Useful tokens a second (of the CPU, or of the wall on a GPU), with LoRA r=16 on all layers. Tests compare"
-    yield "the greedy tokens with those of `generate`. The floor is the bytes of weights and cache, divided by the"
-    yield "bandwidth of a copy.\n"
+    yield "the greedy tokens with those of `generate`. The floor is the time to read weights and cache once at the"
+    yield "speed of a copy.\n"
     yield "| model | rows | generate | decode | speedup (least to most) | times the floor |\n" + "| --- " * 6 + "|"
     measured = _read("decode")
     for name, run in measured.items():
