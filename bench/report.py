@@ -98,11 +98,7 @@ def _vs_trl(name: str) -> Iterator[str]:
     yield "one thread on a CPU. The row `octet` trains on every group, as TRL does; by default Octet drops dead groups."
     yield "Times are medians."
     seeds = [len(one["accuracies"]) for one in result["sides"].values() if "accuracies" in one]
-    yield (
-        f"Accuracy is greedy, on 256 held-out problems, and the mean over {min(seeds)} seeds.\n"
-        if seeds
-        else ""
-    )
+    yield (f"Accuracy is greedy, on 256 held-out problems, and the mean over {min(seeds)} seeds.\n" if seeds else "")
     yield f"| | {what} a step | peak MiB | accuracy after {result['steps']} steps |\n" + "| --- " * 4 + "|"
     for side, one in result["sides"].items():
         right = f"{one['accuracy']:.1%}" if "accuracy" in one else "random weights"
