@@ -56,9 +56,11 @@ class HfSampler(OwnSampler):
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
         limits.check_context(self.context_limit(), prompts, sampling.max_new_tokens)
-        by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index].tokens))
-        places = [(index, number) for index in by_length for number in range(sampling.group)]
-        waiting = [(index, self.turns.begin(prompts[index], number, sampling)) for index, number in places]
+        waiting = [
+            self.turns.begin(prompt, number, sampling, index)
+            for index, prompt in sorted(enumerate(prompts), key=lambda pair: len(pair[1].tokens))
+            for number in range(sampling.group)
+        ]
         groups: defaultdict[int, dict[int, Completion]] = defaultdict(dict)
         longest = max((prompt.longest(sampling.max_new_tokens) for prompt in prompts), default=0)
         at_once = limits.rows_that_fit(self.model, longest, self.rows)
@@ -68,29 +70,30 @@ class HfSampler(OwnSampler):
         with generating(self.model, settings):
             while waiting:
                 taken = self._within_context(waiting[: min(at_once, self.rows)])
-                written = self._generate([dialogue for _, dialogue in taken], sampling)
+                written = self._generate(taken, sampling)
                 if written is None:
                     self.halve_rows(len(taken))
                     continue
                 del waiting[: len(taken)]
-                added = [self.turns.add(one, *turn) for (_, one), turn in zip(taken, written, strict=True)]
-                for (index, dialogue), ended in zip(taken, added, strict=True):
+                added = [self.turns.add(one, *turn) for one, turn in zip(taken, written, strict=True)]
+                for dialogue, ended in zip(taken, added, strict=True):
+                    group = groups[dialogue.index]
                     if completion := ended or self.turns.take_reply(dialogue):
-                        groups[index][dialogue.number] = completion
+                        group[dialogue.number] = completion
                     else:
-                        waiting.append((index, dialogue))
-                    if len(groups[index]) == sampling.group:
-                        yield index, [group for _, group in sorted(groups.pop(index).items())]
+                        waiting.append(dialogue)
+                    if len(group) == sampling.group:
+                        yield dialogue.index, [answer for _, answer in sorted(group.items())]
 
-    def _within_context(self, waiting: list[tuple[int, OpenAnswer]]) -> list[tuple[int, OpenAnswer]]:
+    def _within_context(self, waiting: list[OpenAnswer]) -> list[OpenAnswer]:
         """Return the first of these answers that can be generated together. All rows go on for as long as any of them,
         and a model with learned positions has none beyond its context. Some models need contexts of one length."""
         context, longest, most = self.context_limit(), 0, 0
-        for count, (_, answer) in enumerate(waiting):
+        for count, answer in enumerate(waiting):
             longest, most = max(longest, len(answer.context)), max(most, answer.end - len(answer.tokens))
             if count and context is not None and longest + most > context:
                 return waiting[:count]
-            if count and len(answer.context) != len(waiting[0][1].context) and self._reads_padding:
+            if count and len(answer.context) != len(waiting[0].context) and self._reads_padding:
                 return waiting[:count]
         return waiting
 

@@ -72,8 +72,10 @@ class Stops:
 class OpenAnswer:
     """An answer that is being written, and its environment."""
 
-    def __init__(self, prompt: Prompt, number: int, most: int, end: int, stops: Stops) -> None:
+    def __init__(self, prompt: Prompt, number: int, most: int, end: int, stops: Stops, index: int = 0) -> None:
         self.prompt, self.number, self.stops = prompt, number, stops
+        self.index = index  # of the prompt
+        self.uniforms: Sequence[float] = ()  # the random numbers of its tokens, in Octet's decoder
         self.most, self.end = most, end  # maximum length of the answer, in all and at the end of this turn, in tokens
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
@@ -119,9 +121,9 @@ class TurnTaking:
         self.environments = prompter.environments if prompter else None
         self._slow = 0
 
-    def begin(self, prompt: Prompt, number: int, sampling: Sampling) -> OpenAnswer:
+    def begin(self, prompt: Prompt, number: int, sampling: Sampling, index: int = 0) -> OpenAnswer:
         most = prompt.most_tokens(sampling.max_new_tokens)
-        return OpenAnswer(prompt, number, most, self.token_limit(0, most), self.stops.also(prompt.stop))
+        return OpenAnswer(prompt, number, most, self.token_limit(0, most), self.stops.also(prompt.stop), index)
 
     def token_limit(self, begun: int, most: int) -> int:
         """Return how many tokens an answer may have at the end of a turn that begins after `begun` tokens."""

@@ -20,14 +20,6 @@ LEAST_SHARED = 64  # a common prefix of at least this many tokens is read in a s
 STEPS_PER_CHECK = {"cuda": 8}  # 1 on other devices: on a CPU a check costs nothing
 
 
-class RowMember(NamedTuple):
-    """An answer that is being decoded, with the random numbers of its tokens."""
-
-    prompt_index: int
-    dialogue: OpenAnswer
-    uniform_N: Sequence[float]
-
-
 class Size(NamedTuple):
     rows: int
     places: int  # length of the cache of each row
@@ -69,7 +61,7 @@ class Batch:
         # sharing needs a check after each token; an environment may reply differently to equal answers
         self.shares = self.forward.device.type == "cpu" and self.steps_per_check == 1 and not self.turns.environments
         self.least_shared: float = LEAST_SHARED
-        self.members: list[list[RowMember]] = []  # the answers in each active row
+        self.members: list[list[OpenAnswer]] = []  # the answers in each active row
         self.sampling = sampling
         self.longest = 0  # length of the longest sequence
         self.temperature, self.limit = sampling.temperature, sampling.max_new_tokens
@@ -82,7 +74,7 @@ class Batch:
     @property
     def dialogues(self) -> list[OpenAnswer]:
         """Return the first answer of each row. Others in the same row are equal so far."""
-        return [row[0].dialogue for row in self.members]
+        return [row[0] for row in self.members]
 
     @property
     def free(self) -> int:
@@ -102,7 +94,7 @@ class Batch:
         """Read the prompts and sample the first token of each completion."""
         device = self.forward.device
         prompts = [new.prompt.tokens for new in starting]
-        members = [[self._member(new, number) for number in new.numbers] for new in starting]
+        members = [[self._begin(new, number) for number in new.numbers] for new in starting]
         groups = [[group] if self.shares else [[one] for one in group] for group in members]  # rows of each prompt
         lengths, counts = [len(tokens) for tokens in prompts], [len(group) for group in groups]
         width = max(lengths)
@@ -118,7 +110,7 @@ class Batch:
         self.places_R[rows], self.counts_R[rows], self.running_R[rows] = places_B, 0, True
         self.mask_RT[rows] = self._masked(places_B)
         if self.temperature and not self.shares:
-            numbers = [row[0].uniform_N for row in self.members[rows]]
+            numbers = [dialogue.uniforms for dialogue in self.dialogues[rows]]
             self.uniform_RN[rows, : self.limit] = torch.tensor(numbers, dtype=torch.double, device=device)
         self.ends_R[rows] = torch.tensor([dialogue.end for dialogue in self.dialogues[rows]], device=device)
         if self.forced_RN is not None:
@@ -138,9 +130,10 @@ class Batch:
         self.forward.prefill(tokens_1T, length_1, self.cache, slice(row, row + 1), group_1)
         return before
 
-    def _member(self, new: NewAnswers, number: int) -> RowMember:
-        uniform_N = uniforms(self.sampling, new.prompt, number) if self.temperature else [0.0] * self.limit
-        return RowMember(new.prompt_index, self.turns.begin(new.prompt, number, self.sampling), uniform_N)
+    def _begin(self, new: NewAnswers, number: int) -> OpenAnswer:
+        answer = self.turns.begin(new.prompt, number, self.sampling, new.prompt_index)
+        answer.uniforms = uniforms(self.sampling, new.prompt, number) if self.temperature else [0.0] * self.limit
+        return answer
 
     def _masked(self, places_B: Tensor) -> Tensor:
         """Return a mask that is 0 before these places, and -inf from there on."""
@@ -190,7 +183,7 @@ class Batch:
         """Draw a token for each answer, and move answers that differ from the others in their row to new rows. Return
         the token of each row and its log-prob."""
         members, counts = self.members[rows], self.counts_R[rows].tolist()
-        numbers = [[one.uniform_N[count] for one in row] for row, count in zip(members, counts, strict=True)]
+        numbers = [[one.uniforms[count] for one in row] for row, count in zip(members, counts, strict=True)]
         most = max(map(len, members))
         padded = [[*row, *row[:1] * (most - len(row))] for row in numbers]  # an equal number draws an equal token
         tokens_BG, logprobs_BG = draw(logits_BV, self.temperature, torch.tensor(padded, dtype=torch.double))
@@ -237,7 +230,7 @@ class Batch:
         rows, ended = (~running).nonzero()[:, 0], []
         states = (tensor[rows].tolist() for tensor in (self.counts_R, self.sampled_RN, self.logprobs_RN))
         for row, count, tokens, logprobs in zip(rows.tolist(), *states, strict=True):
-            for dialogue in [one.dialogue for one in self.members[row] if one.dialogue.reply is None]:
+            for dialogue in [one for one in self.members[row] if one.reply is None]:
                 turn = slice(len(dialogue.tokens), count)
                 ended.append((dialogue, (tokens[turn], logprobs[turn])))
         return ended
@@ -277,10 +270,10 @@ class Batch:
         self.mask_RT[rows_B] = self._masked(places_B)  # a row may have been decoded beyond a stop string
 
     @torch.inference_mode()
-    def take(self, finished: Container[OpenAnswer]) -> list[tuple[int, OpenAnswer]]:
-        """Remove answers from the batch and return them, each with the index of its prompt, row by row."""
+    def take(self, finished: Container[OpenAnswer]) -> list[OpenAnswer]:
+        """Remove answers from the batch and return them, row by row."""
         rows = [row for row, dialogue in enumerate(self.dialogues) if dialogue in finished]
-        taken = [(one.prompt_index, one.dialogue) for row in rows for one in self.members[row]]
+        taken = [one for row in rows for one in self.members[row]]
         if not rows:
             return taken
         # the last rows move into the places of the removed ones

@@ -7,8 +7,7 @@ finished. On a CPU, where a step takes longer with more rows, the answers to a p
 The records of an answer, from prompt to completion:
 
     NewAnswers   answers to one prompt that start together      schedule.py decides when
-    RowMember    an answer in a row, with its random numbers    rows.py decodes it
-    OpenAnswer   all tokens so far, and the environment         turns.py adds turns and replies
+    OpenAnswer   all tokens so far, and the environment         rows.py decodes it, turns.py adds turns and replies
     Written      the tokens and log-probs of one turn           turns.py
     Completion   the complete answer                            records.py
 """
@@ -133,9 +132,9 @@ class DecodeSampler(OwnSampler):
             done |= {dialogue: self.turns.take_reply(dialogue) for dialogue in replied}
             batch.resume([dialogue for dialogue in replied if done[dialogue] is None])
         finished = {dialogue: completion for dialogue, completion in done.items() if completion is not None}
-        for index, dialogue in batch.take(finished):
-            if group := scheduler.finish(index, dialogue.number, finished[dialogue]):
-                yield index, group
+        for dialogue in batch.take(finished):
+            if group := scheduler.finish(dialogue.index, dialogue.number, finished[dialogue]):
+                yield dialogue.index, group
 
     def _release_memory(self) -> None:
         if not self._keeps_memory:
