@@ -27,6 +27,7 @@ from trainer.problem.word_problems import NanoTask
 from trainer.ranks import distributed
 from trainer.records import Completion, Problem, Score, ScoredGroup
 from trainer.rollout.agents.conversation import Conversation, Limits, Refused, read_messages
+from trainer.rollout.agents.endpoint import Endpoint
 from trainer.rollout.agents.sampler import FIRST_CALL_S, PATIENCE_S, Agents, AgentSampler, Calls
 from trainer.rollout.decoder.sampler import DecodeSampler
 from trainer.rollout.hf import HfSampler
@@ -283,6 +284,19 @@ def test_what_few_agents_ask_is_answered(tokenizer):
     told = answer.turns[0].text
     assert tokenizer.decode(answer.segments[0].prompt).count("<|im_end|>") == 4
     assert "half ?" in told
+
+
+@pytest.mark.parametrize(("error", "is_shown"), [(KeyError("fault"), True), (BrokenPipeError(), False)])
+def test_only_errors_of_the_endpoint_are_shown_not_closed_connections(error, is_shown, capsys):
+    endpoint = Endpoint(lambda key: None, print, print)
+    try:
+        raise error
+    except type(error):
+        endpoint.handle_error(None, ("127.0.0.1", 1))
+    finally:
+        endpoint.shutdown()
+        endpoint.server_close()
+    assert ("KeyError: 'fault'" in capsys.readouterr().err) is is_shown
 
 
 def test_a_reply_may_be_streamed_and_goes_through_no_proxy(tokenizer, monkeypatch):

@@ -4,6 +4,7 @@ The API key of a call identifies the answer that it belongs to.
 """
 
 import json
+import sys
 import threading
 import time
 import uuid
@@ -40,8 +41,10 @@ class Endpoint(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}/v1"
 
-    def handle_error(self, *_: object) -> None:
-        """Ignore the closed connections of agents that were ended."""
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of an error, except for the closed connections of agents that were ended."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -19,12 +19,12 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 from trainer.errors import ConfigError, OctetError
 from trainer.machine import user_code
@@ -47,7 +47,7 @@ def agent_of(setting: str) -> Callable[[Any], Any]:
 
 
 def _imported(what: str, path: Path, work: Callable[[], Any], kind: type[OctetError]) -> None:
-    """Import the user's file. Unlike that of a reward, it may change its process, which is no other's."""
+    """Import the user's file. Unlike the file of a reward, it may change its process, in which nothing else runs."""
     try:
         work()
     except BaseException as error:  # noqa: BLE001  the user's file may raise anything
@@ -70,10 +70,10 @@ def _command(command: list[str], problem: Any) -> str:
 def serve(setting: str) -> None:
     """Start and end agents as the lines on standard input request, until it is closed."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm sends it to every process, but only ranks act on it
-    results, sys.stdout = sys.stdout, sys.stderr
+    results, sys.stdout = os.fdopen(os.dup(1), "w"), sys.stderr
+    os.dup2(2, 1)  # also for what the user's file and its programs print
     try:
-        with _output_on_stderr():
-            agent = agent_of(setting)
+        agent = agent_of(setting)
     except Exception as error:  # noqa: BLE001  the setting may be anything
         reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         reason = without_keys(reason.removeprefix(f"task.agent={setting}: "))
@@ -98,7 +98,7 @@ def serve(setting: str) -> None:
                     return
                 for order in map(json.loads, lines):
                     if "problem" in order:
-                        children[order["key"]] = _start(agent, order)
+                        children[order["key"]] = _start(agent, order, results)
                         selector.register(children[order["key"]][1], selectors.EVENT_READ, order["key"])
                     elif order["key"] in children:
                         _end([children[order["key"]]])
@@ -112,19 +112,7 @@ def serve(setting: str) -> None:
                 print(json.dumps({**result, "key": key.data}), file=results, flush=True)
 
 
-@contextmanager
-def _output_on_stderr() -> Iterator[None]:
-    """Redirect the output of programs that the user's file may run."""
-    output = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        os.dup2(output, 1)
-        os.close(output)
-
-
-def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, int]:
+def _start(agent: Callable[[Any], Any], order: Mapping[str, Any], results: TextIO) -> tuple[int, int]:
     """Fork an agent. Return its process id, and the end of a pipe that its result can be read from."""
     read_end, write_end = os.pipe()
     if process := os.fork():
@@ -134,7 +122,7 @@ def _start(agent: Callable[[Any], Any], order: Mapping[str, Any]) -> tuple[int, 
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)
+        results.close()  # its reader waits until no process has it open
         os.environ.update(OPENAI_BASE_URL=order["url"], OPENAI_API_KEY=order["key"])
         known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
         if known != "*":  # a proxy cannot reach this machine
