@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from trainer.config.settings import GradReg
-from trainer.step.gradient_regularisation import clipped, displaced, in_fp32, regularised, strength_at
+from trainer.model.trained_weights import exchanged
+from trainer.step.gradient_regularisation import clipped, in_fp32, regularised, strength_at
 
 
 def test_norms_are_of_all_parameters():
@@ -28,18 +29,23 @@ def test_norms_are_of_all_parameters():
 def test_weights_come_back_bit_for_bit_even_after_an_error(dtype):
     weights = torch.nn.Parameter(torch.randn(50).to(dtype))
     before, address = weights.detach().clone(), weights.data_ptr()
-    with pytest.raises(ZeroDivisionError), displaced([weights], [torch.ones(50)], eps=0.1):
+    with pytest.raises(ZeroDivisionError), exchanged([weights], [weights.data + 0.1]):
         1 / int(torch.equal(weights, before))  # they have moved, so this is a division by zero
     assert torch.equal(weights, before)
     assert weights.data_ptr() == address  # the engine keeps pointers into this memory
 
 
 def test_a_small_step_survives_in_full_precision_only():
-    weights, direction = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16)), [torch.ones(1)]
-    with displaced([weights], direction, eps=1e-3):
-        assert weights.item() == 1.0  # bf16 knows nothing between 1 and 1.0078
-    with in_fp32([weights]), displaced([weights], direction, eps=1e-3):
-        assert weights.item() == pytest.approx(1.001)
+    weights, places = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16)), []
+
+    def gradient(is_second: bool) -> list[torch.Tensor]:
+        places.append(weights.item())
+        return [torch.ones(1)]
+
+    regularised(gradient, [weights], eps=1e-3, strength=0.1)
+    with in_fp32([weights]):
+        regularised(gradient, [weights], eps=1e-3, strength=0.1)
+    assert places == [1.0, 1.0, 1.0, pytest.approx(1.001)]  # bf16 knows nothing between 1 and 1.0078
     assert weights.dtype == torch.bfloat16
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from trainer.errors import ModelError
@@ -31,7 +31,8 @@ class LogProbs(nn.Module):
     ) -> None:
         super().__init__()
         causal_lm = causal_lm_of(model)
-        _refuse_strange(causal_lm, head_of(causal_lm))
+        if reason := _reason_against(causal_lm, head_of(causal_lm)):
+            raise ModelError(f"model.name={causal_lm.name_or_path}", reason, "Choose another model family")
         self.model = model
         self.offload = offload
         self.is_flat = flat and make_flat(causal_lm)
@@ -40,7 +41,7 @@ class LogProbs(nn.Module):
     def forward(self, batch: TrainingBatch) -> Scores:
         mask_BT, edge_E, backbone = batch.mask_BT, batch.tree.edge_E, causal_lm_of(self.model).get_decoder()
         # with gradient checkpointing, the inputs of the layers are saved for the backward pass
-        with saved_tensors_hooks(_to_cpu, _to_device) if self.offload else nullcontext():
+        with save_on_cpu(pin_memory=True) if self.offload else nullcontext():
             if self.is_flat:
                 hidden_EH = last_hidden(backbone, batch)
             else:
@@ -50,19 +51,6 @@ class LogProbs(nn.Module):
             return Scores(*(values_E[batch.tree.edge_BT].where(mask_BT, 0.0) for values_E in scores))
         scores = self.output(hidden_BTH[mask_BT], batch.targets_BT[mask_BT])
         return Scores(*(torch.zeros_like(mask_BT, dtype=one.dtype).masked_scatter(mask_BT, one) for one in scores))
-
-
-def _to_cpu(tensor: Tensor) -> tuple[Tensor, torch.device]:
-    """Return a copy in CPU memory, and the device of the original. Parameters and integers are not copied."""
-    if isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
-        return tensor, tensor.device
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor, non_blocking=tensor.is_cuda), tensor.device
-
-
-def _to_device(saved: tuple[Tensor, torch.device]) -> Tensor:
-    tensor, device = saved
-    return tensor.to(device, non_blocking=True)
 
 
 class Output(nn.Module):
@@ -161,14 +149,13 @@ def _score_chunk(
 
 
 @torch.no_grad()
-def _refuse_strange(model: Any, head: Head) -> None:
-    """Raise ModelError if the model computes different results in training mode and in eval mode, in which answers are
-    sampled, or if its logits differ from those of its backbone and `head`, in a family that transforms them in an
-    unknown way. The random generators are left as they were."""
-    backbone, was_training, named = model.get_decoder(), model.training, f"model.name={model.name_or_path}"
+def _reason_against(model: Any, head: Head) -> str:
+    """Return why a model cannot be trained; "" if it can. It cannot if it computes different results in training mode
+    and in eval mode, in which answers are sampled, or if its logits differ from those of its backbone and `head`, in a
+    family that transforms them in an unknown way. The random generators are left as they were."""
+    backbone, was_training, family = model.get_decoder(), model.training, model.config.model_type
     if backbone is model.get_output_embeddings():  # as in ModernBERT, which has more layers before it
-        reason = f"the decoder of {model.config.model_type} is its output layer"
-        raise ModelError(named, reason, "Choose another model family")
+        return f"the decoder of {family} is its output layer"
     tokens_1T = torch.arange(16, device=model.device)[None] % head.layer.out_features
     rounding = 1e-4 if model.dtype == torch.float32 else 0.02  # bf16 rounds to 0.4 %
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
@@ -178,10 +165,9 @@ def _refuse_strange(model: Any, head: Head) -> None:
         expected_NV = model(tokens_1T, use_cache=False).logits[0].float()
     backbone.train(was_training)
     if differs:
-        reason = f"{model.config.model_type} computes something else in training than in sampling, by noise that stays"
-        raise ModelError(named, reason, "Choose another model family")
+        return f"{family} computes something else in training than in sampling, by noise that stays"
     logits_NV = head.logits_NV(hidden_1TH[0])
     limit = 0.02 * expected_NV.abs().max().clamp(min=1.0)  # bf16 rounds to 0.4 %
     if logits_NV.shape != expected_NV.shape or (logits_NV - expected_NV).abs().max() > limit:
-        reason = f"{model.config.model_type} does more to its logits than logit_scale, logits_scaling and a soft cap"
-        raise ModelError(named, reason, "Choose another model family")
+        return f"{family} does more to its logits than logit_scale, logits_scaling and a soft cap"
+    return ""

@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.runtime.zero.stage3 import unwrap_model_for_generation
 from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from trainer.config import ds_config
 from trainer.config.settings import Config
@@ -136,12 +137,12 @@ class DeepSpeedPolicy:
             with self.engine.coalesce_grad_reduction():
                 gradient()
         is_measured = self.config.lora.enabled and not self.splits_weights and self.engine.global_steps < MEASURED_STEPS
-        before_N = _joined(self.trainable) if is_measured else None
+        before_N = parameters_to_vector(self.trainable).detach() if is_measured else None
         self._read_norms()
         self.engine.step()
         norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
         if before_N is not None:
-            change = (_joined(self.trainable) - before_N).norm() / before_N.norm()
+            change = (parameters_to_vector(self.trainable).detach() - before_N).norm() / before_N.norm()
             measured["update_size"] = float(change)
         return Update(norm, rate, self.engine.optimizer.overflow, measured)
 
@@ -296,7 +297,7 @@ def _import_muon() -> None:
 
 
 def _leave(policy: ReferenceType[DeepSpeedPolicy]) -> None:
-    """Leave a later run in this process room for its own process group, and for its model if this run has failed."""
+    """Free the process group for a later run in this process, and the memory of the model, which a failed run keeps."""
     if deepspeed.comm.is_initialized():  # unless a policy that was made later has left it
         try:
             if (left := policy()) and distributed.world_size() == 1:  # several ranks might wait for each other
@@ -316,11 +317,6 @@ def _load_without_code(path: str, map_location: Any = None) -> Any:
         what = found[1] if found else "a broken pickle"
         reason = f"it holds more than tensors ({what}), and a run saves only tensors"
         raise CheckpointError(path, reason, "Continue from a checkpoint that this run has written") from None
-
-
-@torch.no_grad()
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def _keep_trained(module: Any, state: dict[str, Any], *_: Any) -> None:

@@ -32,20 +32,15 @@ def regularised(
     Return it with the norms of the two. Parameters in `left_out` do not move for the second one, and keep the first."""
     takes_part = [all(parameter is not other for other in left_out) for parameter in parameters]
     first, first_norm = clipped(gradient(False))
-    direction = [part if takes else torch.zeros(()) for part, takes in zip(first, takes_part, strict=True)]
-    with displaced(parameters, direction, eps):
+    moves = zip(parameters, first, takes_part, strict=True)
+    moved = [(one.data.float() + eps * part).to(one.dtype) if takes else one.data for one, part, takes in moves]
+    with exchanged(parameters, moved):
         second, second_norm = clipped(gradient(True))
     mixed = [
         one + strength / eps * (two - one) if takes else one
         for one, two, takes in zip(first, second, takes_part, strict=True)
     ]
     return mixed, first_norm, second_norm
-
-
-def displaced(parameters: Sequence[Tensor], direction: Gradient, eps: float) -> AbstractContextManager[None]:
-    """Move the parameters along a direction, in their own precision, and restore the original tensors afterwards."""
-    moves = zip(parameters, direction, strict=True)
-    return exchanged(parameters, [(one.data.float() + eps * part).to(one.dtype) for one, part in moves])
 
 
 def in_fp32(parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
