@@ -108,16 +108,6 @@ class Server:
         with suppress(NoReply):
             return self.ask(path)
 
-    def too_long(self, prompt: int, new_tokens: int, more: int = 0) -> ConfigError | None:
-        """Return an error if the context of the server is too short for this many tokens."""
-        wanted = prompt + new_tokens + more
-        if self.max_model_len is None or wanted <= self.max_model_len:
-            return None
-        reason = f"with a prompt of {prompt} tokens this exceeds the context of {self.url}, {self.max_model_len} tokens"
-        smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
-        remedy = f"Start it with --max-model-len {wanted} or more, or {smaller}"
-        return ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
-
     def must_be(self, asked: str, answered: Any) -> None:
         """Raise TrainingError if a different model has answered."""
         if answered != asked:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from trainer.errors import ConfigError
 from trainer.machine import threads
 from trainer.machine.http_client import NoReply, read_key
 from trainer.ranks import distributed
 from trainer.records import Completion, Prompt, Sampling
 from trainer.rollout.interface import Groups, Sampler, SamplingContext
+from trainer.rollout.limits import check_context
 from trainer.rollout.turns import OpenAnswer, Written
 from trainer.rollout.vllm import process
 from trainer.rollout.vllm.client import KEY, InvalidReply, Retry, Server, rate_limited
@@ -58,8 +58,7 @@ class VllmServerSampler(Sampler):
 
     def rehearse(self, prompts: Sequence[Prompt], sampling: Sampling) -> None:
         """Raise ConfigError if the context of a server is too short for the longest prompt. Every rank calls it."""
-        if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
-            raise error.of_all()
+        distributed.on_main(partial(_check_context, self.servers, prompts, sampling))
 
     def context_limit(self) -> int | None:
         return min((server.max_model_len for server in self.servers if server.max_model_len), default=None)
@@ -179,8 +178,7 @@ class FrozenSampler(Sampler):
     servers: Sequence[Server]
 
     def sample(self, prompts: Sequence[Prompt], sampling: Sampling) -> Groups:
-        if error := _too_long(self.servers, prompts, sampling.max_new_tokens):
-            raise error
+        _check_context(self.servers, prompts, sampling)
         ask = partial(self.sampler.group, self.adapter, self.servers, sampling)
         requests = [partial(ask, *numbered) for numbered in enumerate(prompts, distributed.rank())]
         return threads.each(requests, OPEN_REQUESTS * len(self.servers))
@@ -197,26 +195,18 @@ def connect(context: SamplingContext) -> VllmServerSampler:
     started = process.start(context) if settings.start else []
     for server in started:  # also if the run cannot be built; from Python the trainer's process goes on
         distributed.before_disconnect(server.stop)
-    try:
-        urls = settings.urls or distributed.gather([server.url for server in started])[0]
-        processes: Sequence[ServerProcess | None] = started or [None] * len(urls)
-        sampler = VllmServerSampler(context, [Server(*pair) for pair in zip(urls, processes, strict=True)])
-        sampler.check()
-    except BaseException:
-        for server in started:
-            server.stop()
-        raise
+    urls = settings.urls or distributed.gather([server.url for server in started])[0]
+    processes: Sequence[ServerProcess | None] = started or [None] * len(urls)
+    sampler = VllmServerSampler(context, [Server(*pair) for pair in zip(urls, processes, strict=True)])
+    sampler.check()
     context.say(f"rollout: vLLM at {', '.join(urls)}")
     return sampler
 
 
-def _too_long(servers: Sequence[Server], prompts: Sequence[Prompt], new_tokens: int) -> ConfigError | None:
-    """Return an error if the context of a server is too short for the longest prompt with its answer."""
-    asked = max(prompts, key=lambda prompt: prompt.longest(new_tokens), default=None)
-    if asked is None:
-        return None
-    sizes = len(asked.tokens), asked.most_tokens(new_tokens)
-    return next(filter(None, (server.too_long(*sizes) for server in servers)), None)
+def _check_context(servers: Sequence[Server], prompts: Sequence[Prompt], sampling: Sampling) -> None:
+    for server in servers:
+        whose = f"{server.url} (--max-model-len)"
+        check_context(server.max_model_len, prompts, sampling.max_new_tokens, whose)
 
 
 def _are_numbers(values: Any, kinds: tuple[type, ...], below: int, above: int) -> bool:

@@ -39,8 +39,13 @@ class ServedTeacher:
         self.model, self.server.max_model_len = distributed.on_main(partial(self._retry, describe, begins=True))
         if config.task.agent:  # whose conversations grow
             longest_prompt = config.prompt.max_tokens
-        if error := self.server.too_long(longest_prompt, config.rollout.max_new_tokens, more=1):  # vLLM samples one
-            raise error.of_all()
+        new_tokens, context = config.rollout.max_new_tokens, self.server.max_model_len
+        wanted = longest_prompt + new_tokens + 1  # vLLM samples one
+        if context is not None and wanted > context:
+            reason = f"with a prompt of {longest_prompt} tokens this exceeds the context of the teacher, {context}"
+            smaller = "write a smaller rollout.max_new_tokens or prompt.max_tokens"
+            remedy = f"Start it with --max-model-len {wanted} or more, or {smaller}"
+            raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy).of_all()
         distributed.on_main(partial(self._refuse_other_tokens, tokenizer, config.model.name))
 
     def __call__(self, batches: Sequence[TrainingBatch]) -> list[Tensor]:
