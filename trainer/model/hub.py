@@ -89,14 +89,13 @@ def find_model(model: Model, elsewhere: str = FETCH) -> Found:
             remedy = f"Write the path of a local folder, or try --preset nano, which needs no download. {elsewhere}"
             raise ModelError(f"model.name={model.name}", reason, remedy) from None
         stay_offline(unreachable)
-    else:
-        if not cached:
-            files = {name: listed[name] for name in wanted(listed, model.trust_remote_code)}
-            if listed and not any(map(_is_weights, files)):
-                reason = "its repository on the hub has no weights of a model (model*.safetensors)"
-                raise ModelError(f"model.name={model.name}", reason, OF_GGUF)
-            return Found(None, files)
-    return Found(cached, _sizes(cached))
+    if cached:
+        return Found(cached, _sizes(cached))
+    files = {name: listed[name] for name in wanted(listed, model.trust_remote_code)}
+    if listed and not any(map(_is_weights, files)):
+        reason = "its repository on the hub has no weights of a model (model*.safetensors)"
+        raise ModelError(f"model.name={model.name}", reason, OF_GGUF)
+    return Found(None, files)
 
 
 def quantisation_of(config: Any) -> str:
@@ -189,7 +188,7 @@ def _must_be_whole(name: str, folder: Path) -> None:
 
 
 def weights(folder: Path) -> list[Path]:
-    """Return the files of weights that transformers reads in a folder. Those of an earlier save may lie beside."""
+    """Return the files of weights that transformers reads in a folder, which may also have files of an earlier save."""
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
             return [folder / name]
@@ -214,7 +213,7 @@ def fingerprint(model: Model) -> str:
 
 
 def must_have(model: Model, before: str, remedy: str) -> None:
-    """Raise CheckpointError if the weights of a model have another fingerprint than `before`, or than its beginning."""
+    """Raise CheckpointError if the fingerprint of a model's weights does not begin with `before`."""
     if (now := fingerprint(model)[: len(before)]) and now != before:
         reason = "its weights are not those that this run began with"
         remedy = f"Restore them, name their revision (model.revision), or {remedy}"

@@ -19,9 +19,6 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from safetensors import SafetensorError
-from torch import Tensor
-from torch.nn import init
-from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Mxfp4Config
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -38,8 +35,6 @@ ATTENTION = {"auto": None, "sdpa": "sdpa", "flash": "flash_attention_2", "eager"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 NOISE = re.compile("drop|(?<!router_)jitter")  # Phi-MoE's router_jitter_noise is a threshold, in eval mode as well
 OF_LAYERS = re.compile(r"\D*\.(?=\d+\.)")  # the name of a stack of layers before a number, such as model.layers.
-META = torch.device("meta")
-OF_ROTATIONS = {torch.arange, Tensor.div, Tensor.__rdiv__, Tensor.__rpow__, torch.empty_like}  # compute rotary tables
 CAUSAL = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
 # prefixes of the text model's weights in the files of a multimodal model, and in the text model itself
 TEXT_PART = {r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)": "model.", r"^language_model\.lm_head": "lm_head"}
@@ -180,7 +175,7 @@ def load_model(settings: Model, dtype: str, device: torch.device) -> Any:
         # the second name is that of transformers before 5.21
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    if settings.name != "nano":  # saved files name the model, not this node's copy, and a folder from everywhere
+    if settings.name != "nano":  # for saved files: not the path of this node's copy, nor a relative one
         folder = hub.local_folder(settings.name)
         model.name_or_path = model.config._name_or_path = str(folder.absolute() if folder else settings.name)
     if not hasattr(model, model.base_model_prefix):  # Llama 4, whose decoder transformers would not find
@@ -299,30 +294,13 @@ def _conversation(tokenizer: Any) -> str:
     return ""
 
 
-class WithoutSympy(TorchFunctionMode):
-    """Keep torch from importing sympy for tensors on the meta device, where a model is created before its files are
-    read. Random initialisation is skipped there, and rotary tables get their shapes from tensors on the CPU."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = kwargs or {}
-        if function is init.normal_ and named["tensor"].is_meta:
-            return named["tensor"]
-        is_meta = any(isinstance(arg, Tensor) and arg.is_meta for arg in args) or named.get("device") == META
-        if function not in OF_ROTATIONS or not is_meta:
-            return function(*args, **named)
-        on_cpu = {**named, "device": "cpu"} if "device" in named else named
-        args = [torch.empty(arg.shape, dtype=arg.dtype) if isinstance(arg, Tensor) else arg for arg in args]
-        return function(*args, **on_cpu).to(named.get("device", META))
-
-
 def _load(loader: Any, settings: Model, **options: Any) -> Any:
     options |= {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
     if settings.trust_remote_code:
         must_be_named("model.trust_remote_code=true")
     name = location(settings)
     try:
-        with WithoutSympy():
-            return loader.from_pretrained(name, **options)
+        return loader.from_pretrained(name, **options)
     except Exception as error:  # the libraries raise errors of every class for invalid files
         if is_out_of_memory(error):
             raise

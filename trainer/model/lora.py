@@ -65,16 +65,20 @@ def add_adapter(model: Any, settings: Lora, revision: str | None = None) -> Any:
 
 
 def _targets(model: Any, settings: Lora) -> str | list[str]:
-    """Return the target modules for PEFT. Raise ConfigError if a target names no layer of the model, which PEFT ignores
-    silently if another target does, or experts that are one parameter."""
+    """Return the target modules for PEFT. Raise ConfigError for a target that names no layer, which PEFT ignores if
+    another target names one, and for a target that names a parameter with all experts of a layer."""
     experts, modules = experts_of(model), dict(model.named_modules())
     whole = {name: part for name, part in modules.items() if isinstance(part, torch.nn.Linear)}
     users = Counter(id(part.weight) for part in whole.values())  # one weight cannot take two adapters, as in Zamba2
     reserved = (*(OF_EXPERTS if experts else ()), *(["out_proj"] if model.config.model_type in MAMBAS else ()))
-    plain = {name: part for name, part in whole.items() if not type(part).__name__.endswith(UNLIKE)}
-    apart = {name: part for name, part in plain.items() if users[id(part.weight)] == 1}
-    called = {name: part for name, part in apart.items() if not name.endswith((*READ, RENAMED))}
-    linear = {name: part for name, part in called.items() if name.rpartition(".")[2] not in reserved}
+    linear = {
+        name: part
+        for name, part in whole.items()
+        if users[id(part.weight)] == 1
+        and not type(part).__name__.endswith(UNLIKE)
+        and not name.endswith((*READ, RENAMED))
+        and name.rpartition(".")[2] not in reserved
+    }
     if settings.targets == "all" and linear == whole and not experts:
         return "all-linear"
     attentions = tuple(f"{name}." for name, part in modules.items() if type(part).__name__.endswith("Attention"))

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from trainer.config.settings import Model
 from trainer.machine import disk, manifest
 from trainer.model import hub, load, lora
-from trainer.model.load import DTYPES, TEXT_PART, WithoutSympy, load_model, load_tokenizer, location, text_part
+from trainer.model.load import DTYPES, TEXT_PART, load_model, load_tokenizer, location, text_part
 
 SHARD_BYTES = 1 << 30  # size of a written file
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes of a number by safetensors' name of its type
@@ -184,7 +184,7 @@ def _weightless(folder: Path) -> Any:
     """Return a model whose weights have the right shapes, but each takes the memory of only one number."""
     config = AutoConfig.from_pretrained(folder)
     config = text_part(config) or config
-    with WithoutSympy(), torch.device("meta"):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError, safe_open
+
 from trainer.config.settings import Model
 from trainer.errors import ModelError
 from trainer.model import hub
@@ -197,11 +199,10 @@ def adapter_shapes(setting: str, folder: Path) -> dict[str, list[int]]:
     if not path.is_file() and path.with_suffix(".bin").is_file():
         return {}
     try:
-        with path.open("rb") as file:
-            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return {name: list(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
-        reason = f"its adapter_model.safetensors cannot be read ({type(error).__name__})"
+        with safe_open(path, "np") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  it is no dictionary
+    except (OSError, SafetensorError) as error:
+        reason = f"its adapter_model.safetensors cannot be read ({error})"
         raise ModelError(f"{setting}={folder}", reason, "Name another adapter") from None
 
 
@@ -231,21 +232,12 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
             f"model.name={name}: its family is {settings.get('model_type')}, and memory is planned for "
             f"{', '.join(BY_TYPE)} only."
         )
-    given = [key for key in OPTIONAL if settings.get(key) is not None]
-    for key in (*NUMBERS, *given):
-        if key not in settings:
-            raise ModelError(f"model.name={name}", f"its config.json has no '{key}'", "Download the model again")
-        value = settings[key]
-        most = MOST_LAYERS if key == "num_hidden_layers" else LARGEST
-        if type(value) is not int or not 0 < value <= most:
-            reason = f"{key} is {value!r} in its config.json, and it is a number from 1 to {most:,}"
-            raise ModelError(f"model.name={name}", reason)
-    shape = _described(family, settings)
     try:
+        shape = _described(family, settings)
         return _with_kinds(name, shape, settings) if family.is_mixed else shape
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        reason = f"its config.json does not describe its layers ({error})"
-        raise ModelError(f"model.name={name}", reason, "Download the model again") from None
+        reason = f"its config.json does not describe the model ({error})"
+        raise ModelError(f"model.name={name}", reason, "Correct it, or download the model again") from None
 
 
 def _left_out(text: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,19 +250,31 @@ def _left_out(text: Mapping[str, Any]) -> dict[str, Any]:
     return {key: usual[key] for key in (*NUMBERS, *OPTIONAL) if key in usual}
 
 
+def _number(settings: Mapping[str, Any], key: str, usual: int | None = 0, least: int = 0, most: int = LARGEST) -> int:
+    value = usual if settings.get(key) is None else settings[key]
+    if type(value) is not int or not least <= value <= most:
+        found = "missing" if value is None else repr(value)
+        raise TypeError(f"{key} is {found}, and has to be a number from {least} to {most:,}")
+    return value
+
+
 def _described(family: Family, settings: Mapping[str, Any]) -> Shape:
-    heads, bias = settings["num_attention_heads"], bool(settings.get("attention_bias", family.has_biases))
+    bias = bool(settings.get("attention_bias", family.has_biases))
+    hidden, heads, intermediate, vocabulary = (
+        _number(settings, key, None, 1)
+        for key in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+    )
     return Shape(
         family,
-        hidden=settings["hidden_size"],
-        layers=settings["num_hidden_layers"],
+        hidden=hidden,
+        layers=_number(settings, "num_hidden_layers", None, 1, MOST_LAYERS),
         heads=heads,
-        kv_heads=settings.get("num_key_value_heads") or heads,
-        head_size=settings.get("head_dim") or settings["hidden_size"] // heads,
-        intermediate=settings["intermediate_size"],
-        vocabulary=settings["vocab_size"],
+        kv_heads=_number(settings, "num_key_value_heads", heads, 1),
+        head_size=_number(settings, "head_dim", hidden // heads, 1),
+        intermediate=intermediate,
+        vocabulary=vocabulary,
         tied=bool(settings.get("tie_word_embeddings", family.is_tied)),
-        context=settings.get("max_position_embeddings") or 2**17,
+        context=_number(settings, "max_position_embeddings", 2**17, 1),
         qkv_bias=bias,
         out_bias=bool(settings.get("attention_out_bias", bias and not family.has_biases)),
         mlp_bias=bool(settings.get("mlp_bias")),
@@ -290,13 +294,6 @@ def _has_window(settings: Mapping[str, Any]) -> bool:
 
 SLIDING, FULL, CONV, DELTA = "sliding_attention", "full_attention", "conv", "linear_attention"
 CHUNK = 64  # tokens in a chunk of transformers' delta rule
-
-
-def _number(settings: Mapping[str, Any], key: str, usual: int = 0) -> int:
-    value = usual if settings.get(key) is None else settings[key]
-    if type(value) is not int or not 0 <= value <= LARGEST:
-        raise TypeError(f"{key} is {value!r}, and it is a number up to {LARGEST:,}")
-    return value
 
 
 def _with_kinds(name: str, shape: Shape, settings: Mapping[str, Any]) -> Shape:
