@@ -100,6 +100,7 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
     from trainer.config.request import Request
     from trainer.loop import train
     from trainer.machine import hardware, quiet
+    from trainer.machine.console import Console
     from trainer.plan import preflight
     from trainer.run import assemble
     from trainer.watch.screen import Screen
@@ -116,7 +117,7 @@ def octet(steps: int, seed: int, folder: Path, clock: Clock, *more: str) -> None
     hardware.prepare_cuda(config.rollout.engine)
     with assemble.process_group(config):
         run = assemble.build(Request(config, "nano", ""))
-        run.log.screen = Ticking(quiet=True)
+        run.log.screen = Ticking(console=Console(quiet=True))
         train(config, *run)
 
 

@@ -55,7 +55,7 @@ from trainer.rollout.interface import SamplingContext, StaticPolicy
 from trainer.rollout.turns import Stops
 from trainer.rollout.vllm.client import Server
 from trainer.rollout.vllm.server import VllmServerSampler
-from trainer.run_folder import changed_settings, checkpoints, layout
+from trainer.run_folder import changed_settings, checkpoints
 from trainer.run_folder.journal import Journal, read_records
 from trainer.run_folder.model_source import Source
 from trainer.run_folder.provenance import Provenance
@@ -207,7 +207,6 @@ def of_logs(rng: random.Random, folder: Path) -> None:
     lines[rng.randrange(4)] = other_json(rng, METRICS)
     (folder / "metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     (folder / "samples.jsonl").write_bytes(other_bytes(rng, b"\n".join(lines)))
-    layout.lost_steps(folder)
     journal = Journal(folder, 3)
     with contextlib.closing(journal):
         journal.add(3, {"eval/accuracy": 0.5})

@@ -42,7 +42,7 @@ class Number:
 
 
 def learned(step=0):
-    return checkpoints.Learned(Number(), Number(step), Number(2 * step), Number())
+    return {"origin": Number(), "curriculum": Number(step), "kl": Number(2 * step), "logs": Number()}
 
 
 def save(folder, *steps, keep=9, fails=False):
@@ -64,7 +64,7 @@ def test_the_latest_whole_one_is_loaded_and_old_ones_are_deleted(tmp_path):
     save(tmp_path, 5, 999_998, 999_999, 1_000_000, keep=2)
     policy, parts = FilePolicy(), learned()
     assert checkpoints.resume(policy, tmp_path, 2, parts) == 1_000_000
-    assert (policy.state, parts.curriculum.number, parts.kl.number) == ("after 1000000", 1_000_000, 2_000_000)
+    assert (policy.state, parts["curriculum"].number, parts["kl"].number) == ("after 1000000", 1_000_000, 2_000_000)
     assert names(tmp_path) == ["latest", "step_1000000", "step_999999"]
 
 

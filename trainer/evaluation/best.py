@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, count
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config.settings import Eval
 from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
@@ -30,8 +30,7 @@ from trainer.run_folder.journal import read_records
 from trainer.watch.measure import STRICT, Measure, percent
 
 
-@dataclass(frozen=True, slots=True)
-class Milestone:
+class Milestone(NamedTuple):
     step: int
     value: float  # of eval.metric; a loss is negated, so that larger is always better
 

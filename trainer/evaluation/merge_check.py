@@ -1,9 +1,9 @@
 """Check by answers and log-probs that a merged model is the adapted model, up to rounding."""
 
 from collections import Counter
-from dataclasses import dataclass
 from math import exp, inf, log1p
 from statistics import fmean
+from typing import NamedTuple
 
 from trainer.errors import MergeError
 from trainer.evaluation.evaluate import Evaluation
@@ -18,8 +18,7 @@ ROUNDING = {"fp32": 1e-3, "fp16": 0.01, "bf16": 0.05}
 LARGEST = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Agreement:
+class Agreement(NamedTuple):
     """How similar the answers of two models are, and the log-probs of the tokens that they share. `partings` has a
     number for each pair of answers that are not identical: the smallest difference between the models' log-probs that
     explains why they chose different tokens."""

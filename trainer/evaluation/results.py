@@ -2,11 +2,10 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
 from trainer.evaluation.evaluate import Evaluation, Outcome
@@ -21,8 +20,7 @@ SHOWN_FLIPS = 3  # in each direction; eval_flips.jsonl has all of them
 FILES = "eval.json, eval.md, eval_answers.jsonl, eval_flips.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     before: Evaluation
     after: Evaluation
 

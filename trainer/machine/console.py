@@ -62,10 +62,8 @@ def folded(
     """Yield one table, or if it is too wide several, each with the first column and some of the others."""
     first, *others = ([head, *cells] for head, *cells in zip(heads, *rows, strict=True))
     while others:
-        shown, room = [first, others.pop(0)], width
-        room -= sum(map(_width, shown))
-        while others and room >= _width(others[0]):
-            room -= _width(others[0])
+        shown = [first, others.pop(0)]
+        while others and sum(map(_width, [*shown, others[0]])) <= width:
             shown.append(others.pop(0))
         names, *cells = zip(*shown, strict=True)
         yield table(names, cells, texts, title)

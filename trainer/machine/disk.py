@@ -15,6 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal as amount
+
 from trainer.errors import CheckpointError, MergeError
 from trainer.machine.installed_files import CHECKOUT
 
@@ -213,11 +215,3 @@ def size(folder: Path) -> int:
             with suppress(FileNotFoundError):
                 total += os.lstat(os.path.join(parent, name)).st_size
     return total
-
-
-def amount(count: float) -> str:
-    """Format a number of bytes."""
-    if count < 1000:
-        return f"{count:.0f} bytes"
-    unit, divisor = ("GB", 1e9) if count >= 1e9 else ("MB", 1e6) if count >= 5e4 else ("kB", 1e3)
-    return f"{count / divisor:.1f} {unit}"

@@ -59,16 +59,15 @@ def put_back() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
-    levels = {name: logging.getLogger(name).level for name in (BITSANDBYTES, KERNELS, MXFP4)}
-    filters = {name: logging.getLogger(name).filters[:] for name in (MODELS, DEEPSPEED)}
+    loggers = map(logging.getLogger, (BITSANDBYTES, KERNELS, MXFP4, MODELS, DEEPSPEED))
+    before = [(logger, logger.level, logger.filters[:]) for logger in loggers]
     had_bars, of_the_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
     try:
         yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        for name, present in filters.items():
-            logging.getLogger(name).filters[:] = present
+        for logger, level, filters in before:
+            logger.setLevel(level)
+            logger.filters[:] = filters
         if had_bars:
             # this enables those of the hub as well, unless a variable forbids it
             warnings.filterwarnings("ignore", message="Cannot enable progress bars")

@@ -68,5 +68,4 @@ def shortened(text: str) -> str:
 
 def around(text: str, answer: str | None) -> tuple[str, str, str]:
     """Return the text before the last occurrence of the answer, the answer, and the text after it."""
-    before, answer, after = text.rpartition(answer) if answer and answer in text else (text, "", "")
-    return before, answer, after
+    return text.rpartition(answer) if answer and answer in text else (text, "", "")

@@ -5,8 +5,8 @@ computes the output layer. Flash and memory-efficient attention save no scores f
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from trainer.model.shapes import CHUNK_BYTES, Block, Shape
 
@@ -14,8 +14,7 @@ GATES = ("gate_proj", "up_proj", "gate_up_proj", "input_linear", "w1", "w3")
 FLOAT = 4  # bytes of norms, logits and sums of attention, which are in fp32 whatever the model's precision
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """The sizes of a micro-batch: its tokens, and the rows in which the attention lays them out."""
 
     tokens: float  # tokens that go through the layers

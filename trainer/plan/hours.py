@@ -6,7 +6,6 @@ of an earlier run.
 """
 
 from argparse import ArgumentParser, Namespace
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,14 +23,12 @@ from trainer.plan.cards import CARDS, Speed, card_of
 from trainer.plan.planner import DRAW, Planner
 from trainer.plan.read_data import asking_what_there_is, count_local
 from trainer.problem.published import GSM8K_TRAINING_PROBLEMS
-from trainer.run_folder.reader import RunFiles, read_run
+from trainer.run_folder.reader import RunFiles, read_run, seconds_of
 
 BETWEEN = 8  # how often the input and output of a linear layer are moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes moved by an optimizer step for each trained parameter: fp32 weight, moments, gradient
 PCIE = 10e9  # bytes per second between an offloaded optimizer and its card
 WARM = 1  # the first steps of a measured run, which are ignored
-LONG = 8.0  # hours above which a run suggests a shorter one
-EVENING = 4.0  # hours of the suggested run
 LARGEST_GB = 10_000  # of a card
 
 
@@ -196,11 +193,7 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
     live = 1 - median(step.get("dead_groups", 0.0) for step in steps) if drops else 1.0
     computed = replace(duration, length=median(step["length"] for step in steps), live=live, ratio=AS_COMPUTED)
     rollout = median(step["time/rollout"] for step in steps)
-    others = ("time/rollout", "time/evaluation")  # not parts of an update; a key with two slashes is part of a phase
-    update = median(
-        sum(step[key] for key in step if key.startswith("time/") and key.count("/") == 1 and key not in others)
-        for step in steps
-    )
+    update = median(seconds_of(step) - step["time/rollout"] for step in steps)
     return replace(computed, ratio=Ratio(rollout / computed.rollout, update / computed.update))
 
 
@@ -211,7 +204,6 @@ class Estimate(NamedTuple):
     hours: tuple[float, float] | None
     seconds: dict[str, tuple[float, float]]  # of a rollout, an update and an evaluation
     basis: str
-    short: int = 0  # the most steps of GRPO that take `EVENING` hours with evaluations and warm-up; 0 if none do
 
     @property
     def about(self) -> float:
@@ -280,9 +272,7 @@ def _rounds(config: Config) -> int:
 def _between(low: Duration, high: Duration, steps: int | None, basis: str) -> Estimate:
     seconds = {name: (getattr(low, name), getattr(high, name)) for name in ("rollout", "update", "evaluation")}
     hours = None if steps is None else (low.run(steps) / 3600, high.run(steps) / 3600)
-    counts = range(1, 1 if low.planner.config.is_warmup or steps is None else steps)
-    short = bisect_right(counts, EVENING * 3600, key=lambda count: sqrt(low.run(count) * high.run(count)))
-    return Estimate(steps, hours, seconds, basis, short)
+    return Estimate(steps, hours, seconds, basis)
 
 
 def at_start(config: Config, first_step: int, total_steps: int, world_size: int) -> str | None:
@@ -293,12 +283,7 @@ def at_start(config: Config, first_step: int, total_steps: int, world_size: int)
     section = "warmup" if config.is_warmup else "run"
     left = config.changed({f"{section}.steps": total_steps - first_step})
     time = on_card(gpus[0].name, Planner(shape, left, world_size, 0))
-    return time and f"{time}{until(time.about)}. {'' if first_step else shorter(time)}".removesuffix(". ")
-
-
-def shorter(time: Estimate) -> str:
-    """Return a suggestion that makes a long run shorter; "" for a short run."""
-    return f"run.steps={time.short} would take about {EVENING:g} h" if time.about > LONG and time.short else ""
+    return time and f"{time}{until(time.about)}"
 
 
 def _like(like: RunFiles, planner: Planner, card: str | None) -> Duration:

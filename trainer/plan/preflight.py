@@ -12,8 +12,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from trainer.config import ds_config
 from trainer.config.read_yaml import written
@@ -317,8 +318,7 @@ def needs_bitsandbytes(config: Config) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------- the minimum that a run needs
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
+class Needs(NamedTuple):
     """The bytes without which a run must fail."""
 
     download: int  # in the cache of the hub

@@ -15,7 +15,7 @@ from trainer.config.study import BASE, SUPERVISED, Study, StudyRun
 from trainer.errors import DataError
 from trainer.run_folder import changed_settings, layout
 from trainer.run_folder.journal import VERDICT
-from trainer.run_folder.reader import RunFiles, phases, read_run
+from trainer.run_folder.reader import RunFiles, read_run, seconds_of
 from trainer.stats import SIGNIFICANT, Table, corrected, effect, share_reached
 from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure
 
@@ -241,8 +241,7 @@ def curve(run: RunFiles) -> Iterator[tuple[dict[str, float], Mapping[str, float]
                 tokens = samples * line["length"]
             else:  # a step of a warm-up, or the evaluation of the base
                 samples, tokens = files.settings["warmup.problems"] * ("tokens" in line), line.get("tokens", 0.0)
-            seconds = sum(line.get(f"time/{name}", 0.0) for name in phases([line]))
-            for name, more in zip(COSTS, (samples, tokens, seconds), strict=True):
+            for name, more in zip(COSTS, (samples, tokens, seconds_of(line)), strict=True):
                 spent[name] += more
             if files.folder == run.folder and "eval/problems" in line:
                 yield {**spent}, line

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from trainer.machine.console import Console
 from trainer.machine.safe_text import around, visible
-from trainer.run_folder.reader import RunFiles, as_written, phases, read_run
+from trainer.run_folder.reader import RunFiles, as_written, phases, read_run, seconds_of
 from trainer.run_folder.stopped import stopped
 from trainer.watch.alarms import lasting
 from trainer.watch.footer import clock
@@ -83,8 +83,7 @@ def state(run: RunFiles) -> str:
     if not run.steps:
         return "no step is logged yet"
     last = run.history.steps[-RECENT:]
-    names = [f"time/{name}" for name in phases(last)]
-    left = fmean(sum(record.get(name, 0.0) for name in names) for record in last) * (run.total_steps - run.steps)
+    left = fmean(map(seconds_of, last)) * (run.total_steps - run.steps)
     return f"{clock(left)} of training left, last step at {datetime.fromtimestamp(path.stat().st_mtime):%H:%M:%S}"
 
 

@@ -22,6 +22,7 @@ from trainer.evaluation.evaluate import Evaluation, ShowProgress, evaluate
 from trainer.loss.before_update import TeacherLogprobs
 from trainer.loss.logprobs import LogProbs
 from trainer.loss.objectives import Coefficient
+from trainer.machine.console import Console
 from trainer.model import hub
 from trainer.model.fast_lora import use_own
 from trainer.model.fewer_kernels import use_fewer_kernels
@@ -89,7 +90,8 @@ def build(request: Request, data: Data | None = None) -> Run:
     teacher = partial(by_adapter, policy) if config.shares_base else teacher
     kl = Coefficient(config.algorithm.kl)
     origin = Provenance(config, folder, prompts.problems, data.task.test(), request.accepts_changes)
-    log = open_log(request, folder, policy, prompts, Learned(origin, prompts.curriculum, kl, Logs(folder)))
+    learned: Learned = {"origin": origin, "curriculum": prompts.curriculum, "kl": kl, "logs": Logs(folder)}
+    log = open_log(request, folder, policy, prompts, learned)
     sampler, evaluating, held_out = make_sampling(config, policy, prompts, log)
     report(folder, log.screen, data, prompts.problems, origin.checksums, len(held_out))
     if whole := getattr(policy.model, "taken_from", None):
@@ -269,17 +271,8 @@ def open_log(request: Request, folder: Path, policy: Any, prompts: Prompts, lear
         create.write_machine(folder, config)
     view = partial(terminal.of_folder, folder)
     left = TimeLeft(total_steps, config.eval.every, (1 + config.merges) * bool(config.eval.problems))
-    measure, quiet = measure_of(config), not is_main
-    screen = Screen(
-        total_steps,
-        first_step,
-        measure,
-        quiet=quiet,
-        stderr=request.json,
-        view=view,
-        left=left,
-        dead_by=config.rollout.dead_by,
-    )
+    console = Console(quiet=not is_main, stderr=request.json, soft_wrap=True)
+    screen = Screen(total_steps, measure_of(config), console, view, left, config.rollout.dead_by)
     track = config.run.track
     tracker = Tracker(track, folder, flat(config.model_dump(mode="json")), screen.warn) if track and is_main else None
     journal = Journal(folder, first_step, tracker) if is_main else None

@@ -4,9 +4,8 @@ import filecmp
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config.paths import CODE, DATA, PATHS, data_files, file_of, placed, stored
 from trainer.config.read_yaml import written
@@ -46,8 +45,7 @@ NO_EFFECT |= {"run.track_answers"} | {f"reward.judge.{key}" for key in ("key_env
 MAY_CHANGE = {*FROM_HERE_ON, *NO_EFFECT, *DATA}  # Provenance compares the data themselves
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """A setting that differs: from that of the run that is resumed, or from that of a preset."""
 
     key: str

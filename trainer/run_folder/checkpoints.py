@@ -14,10 +14,10 @@ there is no cursor and no generator state to store.
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from trainer.errors import CheckpointError, OctetError
 from trainer.machine import disk, manifest
@@ -38,13 +38,7 @@ class Stateful(Protocol):
     def load(self, state: dict[str, Any]) -> None: ...
 
 
-class Learned(NamedTuple):
-    """The parts of state.json, in the order in which they are loaded. A new part is a field here."""
-
-    origin: Stateful
-    curriculum: Stateful
-    kl: Stateful
-    logs: Stateful
+Learned = Mapping[str, Stateful]  # the parts of state.json by name, in the order in which they are loaded
 
 
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learned) -> None:
@@ -60,7 +54,7 @@ def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learne
         distributed.barrier()
         policy.save(partial)
         if distributed.is_main():
-            state = {name: part.state() for name, part in learned._asdict().items()}
+            state = {name: part.state() for name, part in learned.items()}
             (partial / "state.json").write_text(json.dumps({"step": step, **state}))
         distributed.barrier()
         seal(partial)
@@ -143,7 +137,7 @@ def _unusable(folder: Path) -> str:
 def _load(policy: Policy, folder: Path, learned: Learned) -> int:
     state = json.loads((folder / "state.json").read_text())
     try:
-        for name, part in learned._asdict().items():
+        for name, part in learned.items():
             part.load(state[name])
     except OctetError:
         raise

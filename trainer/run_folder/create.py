@@ -23,7 +23,7 @@ from trainer.machine import disk, hardware
 from trainer.machine.installed_files import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed
-from trainer.run_folder import changed_settings, layout
+from trainer.run_folder import changed_settings
 from trainer.run_folder.provenance import code_of, files_of, versions
 from trainer.watch.phases import total_memory
 
@@ -32,14 +32,11 @@ LARGEST = 5_000_000  # bytes of data that are copied into the run folder
 
 
 def say_how_it_continues(request: Request, folder: Path) -> None:
-    """Print how a run continues with other settings, or that it starts again."""
-    if distributed.is_main():
-        if others := changed_settings.meaning(changed_settings.changes(folder, request.config)):
-            lines = [f"octet: run.dir={folder}: it continues with other settings:", *others]
-            print("\n".join(lines), file=sys.stderr if request.json else sys.stdout, flush=True)
-        if lost := layout.lost_steps(folder):
-            nothing = f"nothing of its {counted(lost, 'step')} was saved"
-            print(f"octet: run.dir={folder}: {nothing}; it starts again", file=sys.stderr)
+    """Print the other settings with which a run continues."""
+    others = changed_settings.meaning(changed_settings.changes(folder, request.config))
+    if others and distributed.is_main():
+        lines = [f"octet: run.dir={folder}: it continues with other settings:", *others]
+        print("\n".join(lines), file=sys.stderr if request.json else sys.stdout, flush=True)
 
 
 def folder_of(request: Request) -> Path:

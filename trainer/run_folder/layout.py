@@ -57,11 +57,3 @@ def has_saved(folder: Path) -> bool:
     """Return True if a run has saved a checkpoint, or has exported its result."""
     saved = any(not entry.name.endswith(".partial") for entry in _listed(folder / "checkpoints"))
     return saved or any((folder / product).exists() for product in ("adapter", "model"))
-
-
-def lost_steps(folder: Path) -> int:
-    """Return the number of steps of a run that ended before it saved anything."""
-    metrics = folder / "metrics.jsonl"
-    if has_saved(folder) or not metrics.is_file():
-        return 0
-    return sum(b'{"step": 0,' not in line for line in metrics.read_bytes().splitlines())

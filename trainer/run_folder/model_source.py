@@ -1,9 +1,8 @@
 """What a path or a name on a command line stands for: an adapter or a model, of a run, of a folder or on the hub."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.config.settings import Model
 from trainer.errors import CheckpointError
@@ -15,8 +14,7 @@ from trainer.run_folder.reader import read_run
 LONGEST_NAME = 500  # characters of the name of a model
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     folder: Path | None  # None for a model on the hub, and for the embedded one
     is_adapter: bool = False
 

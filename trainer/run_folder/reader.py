@@ -273,12 +273,11 @@ def names_of(runs: Sequence[RunFiles]) -> dict[Path, str]:
 def facts_of(run: RunFiles) -> dict[str, Any]:
     """Return the last and the best result, the number of steps and the seconds of training of a run and its warm-up."""
     lines = [*run.before_training.metrics, *run.metrics] if run.before_training is not run else run.metrics
-    names = phases(lines)
     results = [(share, line) for share, line in run.evaluated if line["step"]]
     (value, *interval), last = results[-1] if results else ((None, None), {})
     facts = {"steps": run.steps, run.measure.name: value, "interval": interval if results else None}
     facts |= {"best": max((share.value for share, _ in results), default=None), "problems": last.get("eval/problems")}
-    return facts | {"training_s": sum(line.get(f"time/{name}", 0.0) for line in lines for name in names)}
+    return facts | {"training_s": sum(map(seconds_of, lines))}
 
 
 def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
@@ -286,6 +285,11 @@ def phases(records: Sequence[Record], kind: str = "time") -> list[str]:
     logged = dict.fromkeys(chain.from_iterable(records))
     names = dict.fromkeys(name.removeprefix(f"{kind}/") for name in logged if name.startswith(kind))
     return [name for name in names if not re.search("/|_reserved$|_rank$", name) and name not in ("evaluation", "held")]
+
+
+def seconds_of(record: Record) -> float:
+    """Return the seconds of a step, those of an evaluation after it left out."""
+    return sum(record[f"time/{name}"] for name in phases([record]))
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ import psutil
 
 from trainer.machine import disk
 from trainer.run_folder.layout import checkpoints, step_of
-from trainer.run_folder.reader import RunFiles, phases
+from trainer.run_folder.reader import RunFiles, seconds_of
 
 # File systems that only this machine uses, so that a lock that is free here is not held by any run.
 LOCAL = {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
@@ -30,8 +30,7 @@ def stopped(run: RunFiles) -> str | None:
         return f"stopped after step {run.steps}{lost}"
     written = [path.stat().st_mtime for path in map(run.folder.joinpath, WRITTEN) if path.exists()]
     silent = time.time() - max(written)
-    names = [f"time/{name}" for name in (*phases(run.metrics), "evaluation")]
-    longest = max((sum(record.get(name, 0.0) for name in names) for record in run.metrics), default=0.0)
+    longest = max((seconds_of(record) + record.get("time/evaluation", 0.0) for record in run.metrics), default=0.0)
     if silent < max(PATIENCE_S, PATIENCE_STEPS * longest):
         return None
     return f"nothing for {silent / 60:.0f} min"

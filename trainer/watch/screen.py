@@ -6,7 +6,7 @@ from time import perf_counter
 
 from rich.console import RenderableType
 
-from trainer.machine.console import Console, spoken, until
+from trainer.machine.console import Console
 from trainer.machine.safe_text import print, visible
 from trainer.ranks import distributed
 from trainer.records import Score, ScoredGroup
@@ -19,8 +19,6 @@ COST = 0.005  # the largest share of the time that drawing may take
 DEAD = "dead: share of groups whose answers all earn the same{}; GRPO learns nothing from them"
 ALSO_DEAD = {"reward": "", "correct": ", or are all right or all wrong"}
 WIDEST = 120  # columns of an answer that is shown
-SURE = 10  # steps after which the remaining time is well known
-LONG_H = 1 / 6  # a longer run prints its remaining time once, with the time of day
 LEFT_OUT = ("grad", "loss", "entropy", "step", "dead", "rollout")  # parts of a line, omitted in this order if too long
 EVALUATION_S = 30.0  # a longer evaluation prints lines about its progress
 
@@ -33,24 +31,20 @@ class Screen:
     def __init__(
         self,
         total_steps: int = 0,
-        first_step: int = 0,
         measure: Measure = STRICT,
-        quiet: bool = False,
-        stderr: bool = False,
+        console: Console | None = None,
         view: View | None = None,
         left: TimeLeft | None = None,
         dead_by: str = "reward",
     ) -> None:
-        self.footer = Footer(Console(quiet=quiet, stderr=stderr, soft_wrap=True))
+        self.footer = Footer(console or Console(soft_wrap=True))
         self.total_steps = total_steps
         self._measure = measure
         self._every = max(1, total_steps // PERMANENT_LINES)
-        self._first_step = first_step
         self.left = left or TimeLeft(total_steps, None, 0)
         self._view = view
         self._next_drawing = 0.0
-        self._explains_dead = True
-        self._dead = DEAD.format(ALSO_DEAD[dead_by])
+        self._dead = DEAD.format(ALSO_DEAD[dead_by])  # what the word means, until it has been said
 
     def start(self) -> None:
         """Start to measure time: the work before the first step does not predict the remaining time."""
@@ -72,11 +66,9 @@ class Screen:
         if step in (1, self.total_steps) or step % self._every == 0:
             line = progress_line(step, self.total_steps, metrics, left, self._measure, self.footer.console.width)
             self.say(line)
-            if self._explains_dead and "  dead " in line:
+            if self._dead and "  dead " in line:
                 self.say(self._dead)
-                self._explains_dead = False
-        if step - self._first_step == SURE and left > LONG_H * 3600:
-            self.say(f"octet: about {spoken(left / 3600)[0]} left{until(left / 3600)}")
+                self._dead = ""
         self.draw()
 
     def answers(self, groups: Sequence[ScoredGroup], weights: Mapping[str, float]) -> None:
