@@ -39,8 +39,6 @@ from trainer.watch.phases import Phases
 from trainer.watch.tally import Tally
 from trainer.watch.update_metrics import Health, metrics_of_updates
 
-TAUGHT = ("loss", "entropy")  # logged metrics of a warm-up's rows; the others compare them with a sampler
-
 
 def train(config: Config, rollouts: Rollouts, updater: Updater, evaluator: Evaluator, log: RunLog) -> None:
     """Train the policy with GRPO."""
@@ -97,7 +95,8 @@ def warm_up(
         measured = health.of(step + 1, updates, rows)
         means = tally.means(distributed.gather)
         tokens = sum(minibatch.tokens for minibatch in minibatches)
-        metrics = {"tokens": tokens, **{name: means[name] for name in TAUGHT}}
+        # the other means compare the rows with a sampler, and nobody has sampled these
+        metrics = {"tokens": tokens, "loss": means["loss"], "entropy": means["entropy"]}
         log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | phases.metrics(), measured)
 
 

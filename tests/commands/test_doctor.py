@@ -225,7 +225,7 @@ def test_a_package_is_missed_only_by_settings_that_need_it(monkeypatch, override
 
 
 def test_octet_doctor_knows_that_a_card_does_not_take_what_makes_cpus_faster(one_card):
-    config = resolve("nano", None, ["model.quantize=bf16", "lora.r=1"])
+    config = resolve("nano", None, ["model.quantize=bf16", "lora.init=pissa"])
     assert {finding.severity for finding in preflight.bf16_products(config, hardware.detect())} <= {"warn"}
     one_card(used=10, capability="8.6")
     found = {one.name: one for one in doctor.settings(config, hardware.detect())}
@@ -237,7 +237,7 @@ OF_A_WARM_UP = "lora.enabled=false warmup.only=true warmup.steps=5 warmup.lr=0.0
 
 
 @pytest.mark.parametrize(("settings", "seen", "remedy"), [
-    ("lora.init=pissa", "lora.init=pissa", "algorithm.lr=0.003"), ("lora.r=1", "lora.r=1", "lora.r=16"),
+    ("lora.init=pissa", "lora.init=pissa", "algorithm.lr=0.003"),
     ("lora.enabled=false", "lora.enabled=false", "full_finetune"), (OF_A_WARM_UP, "warmup.lr=0.01 ", ""),
 ])  # fmt: skip
 def test_what_learned_less_in_a_study_is_warned_of_and_nothing_usual_is(settings, seen, remedy):

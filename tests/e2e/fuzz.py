@@ -170,14 +170,14 @@ ORIGIN, SETTINGS = Provenance(nano(), Path("no-folder"), PROBLEMS, [], accepts=F
 def learned() -> checkpoints.Learned:
     config = nano("task.curriculum=solve_rate", "algorithm.kl.coef=0.1")
     curriculum = CURRICULA[config.task.curriculum](PROBLEMS, 2, 0, 10)
-    return checkpoints.Learned(ORIGIN, curriculum, Coefficient(config.algorithm.kl), Logs(ROOT))
+    return {"origin": ORIGIN, "curriculum": curriculum, "kl": Coefficient(config.algorithm.kl), "logs": Logs(ROOT)}
 
 
 def save_state(folder: Path, parts: checkpoints.Learned, change: Callable[[Any], bytes]) -> Path:
     """Save a checkpoint with a changed `state.json`, and a manifest that is right."""
     saved = folder / "checkpoints" / "step_000001"
     saved.mkdir(parents=True)
-    state = {"step": 1, **{name: part.state() for name, part in parts._asdict().items()}}
+    state = {"step": 1, **{name: part.state() for name, part in parts.items()}}
     (saved / "state.json").write_bytes(change(state))
     checkpoints.seal(saved)
     return saved
@@ -192,7 +192,7 @@ def of_states(rng: random.Random, folder: Path) -> None:
     save_state(folder, parts, lambda state: other_json(rng, state))
     changed_settings.refuse_other_settings(folder, nano())
     go_on(folder, parts)
-    parts.curriculum.draw(2)
+    parts["curriculum"].draw(2)
 
 
 def of_manifests(rng: random.Random, folder: Path) -> None:

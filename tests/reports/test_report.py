@@ -331,12 +331,6 @@ def test_what_repeats_a_run_is_complete_and_makes_the_same_settings(finished):
     assert command_of_run.commands(settings, ["peft 0.21.2, no git revision"]) == lines[1:]
     for evil in ("abc;touch${IFS}x", "`id`", "$(id)", "a|b", "--orphan", "a\tb", "a'b", "<b>", "a&b", ""):
         assert command_of_run.commands(settings, [f"octet 0, git revision {evil}"]) == lines[1:]
-    own = {"task.path": "owner/name", "prompt.style": "asked.yaml", "task.name": "my.py:task"}
-    own |= {"reward.custom": ["mine.py:score"], "engine.ds_config": "zero2", "task.mix": {"nano": 1, "my.py:mix": 2}}
-    own |= {"lora.start": "runs/1.b/adapter", "task.test_path": "owner/name-1.5"}
-    files = ["lora.start=runs/1.b/adapter", "prompt.style=asked.yaml", "task.name=my.py:task"]
-    files += ["task.mix={'nano': 1, 'my.py:mix': 2}", "reward.custom=['mine.py:score']"]
-    assert command_of_run.own_files(dict.fromkeys(command_of_run.FILES) | own) == files
 
 
 def test_the_command_names_the_page_and_what_is_no_run(finished, tmp_path, capsys):

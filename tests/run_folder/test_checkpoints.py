@@ -213,7 +213,7 @@ def test_a_damaged_one_never_counts_for_those_that_are_kept(tmp_path, at, keep):
 
 
 def test_a_state_of_another_version_is_refused_by_name(tmp_path):
-    older = learned()._replace(kl=SimpleNamespace(state=lambda: {"count": 3}))
+    older = learned() | {"kl": SimpleNamespace(state=lambda: {"count": 3})}
     checkpoints.save(FilePolicy(), tmp_path, 5, 2, older)
     with refuses(tmp_path / "checkpoints/step_000005", CheckpointError, names="state.json"):
         resume(tmp_path)

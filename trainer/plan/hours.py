@@ -135,27 +135,19 @@ class Duration:
 
     @cached_property
     def _cost(self) -> PassCost:
-        """The cost of a forward pass: 2 FLOP for each weight and token, 4 for each pair of tokens and dimension of a
-        query. A prompt is computed once for its group if the layout is flat, else once for each answer."""
+        """The cost of a forward pass: 2 FLOP for each token and each weight that it uses, in a mixture those of its
+        chosen experts, and 4 for each pair of tokens and dimension of a query. A prompt is computed once for its group
+        if the layout is flat, else once for each answer."""
         planner, shape, prompt = self.planner, self.planner.shape, self.planner.prompt
         shares = planner.work.is_flat and not planner.config.is_warmup
         rows = self.live * planner.trained_rows
         prompts, edges = rows / (planner.config.rollout.group_size if shares else 1), rows * self.length
         tokens = edges + prompts * prompt
         pairs = prompts * prompt**2 / 2 + edges * (prompt + self.length / 2)
-        layers = 2 * self._weights * tokens + 4 * self._queries * pairs
+        layers = shape.total(lambda block: 2 * block.weights * tokens + 4 * block.queries * pairs)
         micro_batches = ceil(tokens / planner.config.optim.tokens_per_micro_batch)
         overhead = tokens * self._passed / self.speed.bandwidth + shape.layers * micro_batches * self.speed.latency
         return PassCost(tokens, layers, 2 * shape.embedding * edges, overhead)
-
-    @property
-    def _weights(self) -> float:
-        """The number of weights of the layers that one token uses: in a mixture, those of its chosen experts."""
-        return self.planner.shape.total(lambda block: block.weights)
-
-    @property
-    def _queries(self) -> float:
-        return self.planner.shape.total(lambda block: block.queries)
 
     @property
     def _passed(self) -> float:
@@ -172,9 +164,9 @@ class Duration:
         steps, context = planner.completion, planner.prompt + self.length / 2
         rows = answers / waves * self.length / steps  # the mean number of unfinished rows
         prompts = answers / group
-        attention = 4 * self._queries
-        reading = prompts * (2 * self._weights * planner.prompt + attention * planner.prompt**2 / 2)
-        flops = rows * (2 * (self._weights + shape.embedding) + attention * context)
+        weights, attention = shape.total(lambda block: block.weights), shape.total(lambda block: 4 * block.queries)
+        reading = prompts * (2 * weights * planner.prompt + attention * planner.prompt**2 / 2)
+        flops = rows * (2 * (weights + shape.embedding) + attention * context)
         cache = planner.row(context)
         drawn = shape.vocabulary * (planner.item + DRAW)
         moved = planner.decoded + rows * (cache + drawn + self._passed)

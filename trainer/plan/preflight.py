@@ -234,8 +234,6 @@ def adapter(config: Config) -> Iterator[Finding]:
             text = f"{section}.lr={lr:g} is a rate for adapters, and may ruin a whole model (lora.enabled=false)"
             yield Finding("warn", "learning rate", text, "Lower it to a tenth, or take --recipe full_finetune.")
         return
-    if config.lora.r == 1:
-        yield Finding("warn", "adapter", "lora.r=1 learned less than rank 16 with two models", "Write lora.r=16.")
     if config.lora.init != "zero":
         text = f"lora.init={config.lora.init} takes larger steps at the same learning rate, and may ruin the model"
         yield Finding("warn", "adapter", text, f"Lower {section}.lr={lr:g} to a third or less.")

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from trainer.config.paths import FOLDERS, MODELS, PATHS
 from trainer.config.read_yaml import written as yaml_of
 from trainer.config.resolve import flat, resolve
 from trainer.config.train_options import PRESETS, names_in
@@ -13,7 +12,6 @@ from trainer.machine.safe_text import as_command
 from trainer.run_folder.changed_settings import Change
 
 REVISION = r"[0-9A-Za-z][0-9A-Za-z._/-]*"  # as `git describe` writes it; no character is special in a shell
-FILES = [key for key in PATHS if key not in MODELS]
 
 
 def nearest_preset(settings: Mapping[str, Any]) -> tuple[str, list[Change]]:
@@ -29,12 +27,6 @@ def commands(settings: Mapping[str, Any], made_with: Sequence[str]) -> list[str]
     preset, changes = nearest_preset(settings)
     command = as_command(["octet", "train", "--preset", preset, *written(changes)])
     return [*([checkout] if re.fullmatch(REVISION, revision) else []), command]
-
-
-def own_files(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings that name the user's own files or folders."""
-    named = ((key, str(settings[key])) for key in FILES if settings[key])
-    return [f"{key}={value}" for key, value in named if key in FOLDERS or re.search(r"\.[A-Za-z]+\b(?!/)", value)]
 
 
 def written(changes: Sequence[Change]) -> list[str]:

@@ -287,8 +287,6 @@ def how_it_was_made(run: RunFiles) -> Iterator[Html]:
     yield from (tag("p", line) for line in run.made_with)
     yield tag("p", "With the same packages, data and ranks, this repeats it if no resume has changed settings:")
     yield tag("pre", "\n".join(command_of_run.commands(run.given, run.made_with)))
-    if own := command_of_run.own_files(run.given):
-        yield tag("p", f"It needs your own files, named as in the run folder: {', '.join(own)}.")
 
 
 def results(runs: Sequence[RunFiles], names: Mapping[Path, str]) -> Iterator[Html]:

@@ -173,18 +173,18 @@ def comparisons(collected: Collected) -> Iterator[dict[str, Any]]:
     judged = {pair: effect(table, collected.span) for pair, table in tables.items() if is_enough(table)}
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
     for pair, table in tables.items():
-        one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table), "difference": _mean(table)}
-        one |= {kind: _mean(collected.differences(*pair, measure)) for kind, measure in collected.kinds.items()}
+        one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table)}
+        means = {
+            "difference": table,
+            **{kind: collected.differences(*pair, of) for kind, of in collected.kinds.items()},
+        }
+        one |= {name: fmean(map(fmean, values)) for name, values in means.items()}
         if pair in judged:
             value, p, (low, high) = judged[pair].value, ps[pair], judged[pair].interval
             one |= {"low": low, "high": high, "p": judged[pair].p, "p_holm": p}
             one["detectable"] = judged[pair].detectable(len(judged))
             one["verdict"] = CANNOT_TELL if p >= SIGNIFICANT else BETTER if value > 0 else WORSE
         yield one
-
-
-def _mean(table: Table) -> float:
-    return fmean(map(fmean, table))
 
 
 def shares(collected: Collected, comparisons: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -47,18 +47,22 @@ def judge(differences: Mapping[str, Sequence[float]], limit: float, say: Say) ->
             say("rollout: that is more than rounding: compare model, precision and quantisation on both sides")
 
 
+@torch.no_grad()
 def of_each(
     measure: Measure, packer: Packer, device: Any, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling
 ) -> dict[str, list[float]]:
     """Return the differences of the log-probs of some tokens of every rank, for each sampler. Every rank calls it."""
-    few = prompts[:PROMPTS]
-    return {name: _differences(measure, packer, device, one, few, sampling) for name, one in sampler.each().items()}
+    differences = {}
+    for name, one in sampler.each().items():
+        found: list[float] = []
+        for batch in (part.to(device) for part in packer.pack(_sampled(one, prompts[:PROMPTS], sampling))):
+            found += (measure(batch).logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().tolist()
+        differences[name] = distributed.dealt(found[:TOKENS])
+    return differences
 
 
-@torch.no_grad()
-def _differences(
-    measure: Measure, packer: Packer, device: Any, sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling
-) -> list[float]:
+def _sampled(sampler: Sampler, prompts: Sequence[Prompt], sampling: Sampling) -> list[TrainingRow]:
+    """Return the beginnings of sampled answers, with `TOKENS` tokens together if they are that long."""
     groups = dict(sampler.sample(prompts, sampling))
     share = TOKENS // len(groups)  # only the beginning of each answer, so that one long answer does not use them all
     rows: list[TrainingRow] = []
@@ -69,7 +73,4 @@ def _differences(
         rows.append(TrainingRow(prompts[index].tokens, tokens, logprobs, advantage=0.0, written=written))
         if sum(sum(row.mask) for row in rows) >= TOKENS:
             break
-    found: list[float] = []
-    for batch in (batch.to(device) for batch in packer.pack(rows)):
-        found += (measure(batch).logprobs_BT - batch.sampled_logprobs_BT)[batch.mask_BT].abs().tolist()
-    return distributed.dealt(found[:TOKENS])
+    return rows

@@ -145,14 +145,7 @@ def _load(policy: Policy, folder: Path, learned: Learned) -> int:
         reason = f"state.json is not one of this version of Octet ({type(error).__name__}: {visible(str(error))[:200]})"
         remedy = f"Continue with the version that wrote it, or delete {folder.parent.parent} to start again"
         raise CheckpointError(folder, reason, remedy) from None
-    try:
-        policy.load(folder)
-    except RuntimeError as error:
-        if "size mismatch" not in str(error):
-            raise
-        reason = "its weights have other shapes than those of this model and adapter"
-        remedy = f"Write the settings that the run had, or delete {folder.parent.parent} to start again"
-        raise CheckpointError(folder, reason, remedy) from None
+    policy.load(folder)
     return int(state["step"])
 
 

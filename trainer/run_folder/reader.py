@@ -116,14 +116,10 @@ class RunFiles:
         """The held-out results with their lines of metrics. Those of a finished run that was asked other problems since
         are in eval.json alone, which has no lines."""
         logged: list[tuple[Share, Record]] = [(share, line) for line in self.metrics if (share := self.held_out(line))]
-        ends = self._ends(self.evaluation.get("evaluations", ()))
+        models, measure = self.evaluation.get("evaluations", [])[:2], self.measure
+        ends = [Share(one[measure.of_model], *one[f"{measure.prefix}interval"]) for one in models]
         lines: list[Record] = [{"step": step, "eval/problems": self._asked} for step in (0, self.steps)]
         return logged or [*zip(ends, lines)]
-
-    def _ends(self, models: Sequence[Record]) -> list[Share]:
-        """Return the results of the base and of the trained model in eval.json."""
-        measure = self.measure
-        return [Share(one[measure.of_model], *one[f"{measure.prefix}interval"]) for one in models[:2]]
 
     @cached_property
     def _asked(self) -> int | None:
