@@ -174,10 +174,7 @@ def comparisons(collected: Collected) -> Iterator[dict[str, Any]]:
     ps = dict(zip(judged, corrected([one.p for one in judged.values()]), strict=True))
     for pair, table in tables.items():
         one: dict[str, Any] = {"arm": pair[0], "against": pair[1], "seeds": len(table)}
-        means = {
-            "difference": table,
-            **{kind: collected.differences(*pair, of) for kind, of in collected.kinds.items()},
-        }
+        means = {"difference": table} | {kind: collected.differences(*pair, of) for kind, of in collected.kinds.items()}
         one |= {name: fmean(map(fmean, values)) for name, values in means.items()}
         if pair in judged:
             value, p, (low, high) = judged[pair].value, ps[pair], judged[pair].interval

@@ -142,10 +142,7 @@ def what_is_saved(log: RunLog) -> str:
     saved, config, place = checkpoints.latest(log.folder), log.config, log.folder
     after = f"step {step_of(saved)}" if saved else "its warm-up" if (place / "warmup" / START).exists() else ""
     if not after:
-        every = [config.run.save_every, config.eval.every if config.eval.problems else None, log.total_steps]
-        minutes = "" if config.rollout.ahead else f", or after {config.run.save_minutes:g} minutes"
-        first = f"the first checkpoint comes after step {min(filter(None, every))}{minutes}"
-        return f"Nothing is saved yet: {first}. The same command starts again."
+        return "Nothing is saved yet, so the same command starts again."
     if config.is_warmup and (place.parent / "config.yaml").is_file():  # of the run that the warm-up begins
         place, after = place.parent, f"{after} of its warm-up"
     return f"--resume {shlex.quote(str(place))} continues after {after}, which is saved."

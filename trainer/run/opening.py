@@ -44,7 +44,8 @@ def introduce(run: Run, request: Request) -> None:
 
 
 def _example(run: Run) -> str:
-    """Return the end of the first prompt, and what a right and an empty answer to it earn."""
+    """Return the end of the first prompt, and what a right and an empty answer to it earn if no judge or environment
+    has to say so."""
     rollouts = run.rollouts
     prompt = rollouts.prompter.prompt(rollouts.curriculum.problems[0])
     end = prompt.text[-SHOWN:]
@@ -54,14 +55,12 @@ def _example(run: Run) -> str:
         ending = "the agent writes its own prompts"
     if not prompt.problem.gold:
         return ending
-    judges = [grader for grader in rollouts.scorer.graders if isinstance(grader, Judge)]
-    others = [grader for grader in rollouts.scorer.graders if grader not in judges]
-    scorer = Scorer(rollouts.scorer.rules, others, rollouts.scorer.symbolic)
-    left_out = [judge.name for judge in judges] + ["environment"] * bool(scorer.weights.get("environment"))
-    gold = replace(gold_check.written(prompt.problem, scorer.rules), reward=0.0)
+    scorer = Scorer(rollouts.scorer.rules, rollouts.scorer.graders, rollouts.scorer.symbolic)  # counts for no step
+    if scorer.weights.get("environment") or any(isinstance(grader, Judge) for grader in scorer.graders):
+        return ending
+    gold = gold_check.written(prompt.problem, scorer.rules)
     tokens = rollouts.prompter.answer_tokens(prompt, gold.text)  # `overlong` counts them
     answers = [replace(gold, tokens=tokens), replace(gold, tokens=tokens[-1:], text="")]
     right, empty = scorer.scores([(prompt, answer) for answer in answers])
-    note = f"; {', '.join(left_out)} not counted" if left_out else ""
     earned = ["no reward" if score.reward is None else f"{score.reward:.2f}" for score in (right, empty)]
-    return f"{ending}\n{gold.text!r} earns {earned[0]}, an empty answer {earned[1]}{note}"
+    return f"{ending}\n{gold.text!r} earns {earned[0]}, an empty answer {earned[1]}"
