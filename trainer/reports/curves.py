@@ -1,7 +1,7 @@
 """The curves of runs, and the files that `octet plot` writes. Runs that differ only in their seed become one curve."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from statistics import fmean
@@ -17,61 +17,49 @@ from trainer.reports.markup import Html, tag
 from trainer.run_folder.changed_settings import NO_EFFECT
 from trainer.run_folder.reader import RunFiles, differing, names_of, phases
 
-Metrics = Mapping[str, float]
 Range = tuple[float, float, float]  # a value, and the lower and upper end of its range
-Looks = Callable[[RunFiles, Metrics], "Range | None"]  # finds a value in a line of a run's metrics
 LONGEST_NAME = 60
 COLUMNS = 2  # of charts in a file
 HELD_OUT = "held_out"
 GAP, LINE = 14.0, 16.0
 
 
-def plain(name: str) -> Looks:
-    return lambda run, record: (record[name],) * 3 if name in record else None
-
-
-def accuracy(run: RunFiles, record: Metrics) -> Range | None:
-    return None if run.measure.is_reward else plain(run.measure.of_training)(run, record)
-
-
-def held_out(of_reward: bool) -> Looks:
-    """Return a reader of evaluations for runs that are judged by their reward, or for the other runs."""
-    return lambda run, record: run.held_out(record) if run.measure.is_reward == of_reward else None
-
-
-def of_phases(kind: str, together: Callable[[Iterable[float]], float]) -> Looks:
-    """Return a reader of the time or memory of all phases of a step together."""
-
-    def look(run: RunFiles, record: Metrics) -> Range | None:
-        found = [record[f"{kind}/{name}"] for name in phases([record], kind)]
-        return (together(found),) * 3 if found else None
-
-    return look
-
-
 class Series(NamedTuple):
-    """What a curve shows."""
+    """What a curve shows: a metric, all phases of a step together (`time/*`, `memory/*`), or the result by which a run
+    is judged, in training or held-out, if that is an accuracy or a reward (`training/accuracy`, `held_out/reward`)."""
 
     name: str
-    looks: Looks
+    metric: str
     dots: bool = False
+
+    def value(self, run: RunFiles, record: Mapping[str, float]) -> Range | None:
+        """Return the value in a line of a run's metrics, if there is one."""
+        name = self.metric
+        if name == f"{HELD_OUT}/{run.measure.name}":
+            return run.held_out(record)
+        if name == f"training/{run.measure.name}":
+            name = run.measure.of_training
+        if name.endswith("/*"):
+            found = [record[f"{name[:-2]}/{phase}"] for phase in phases([record], name[:-2])]
+            return (sum(found) if name == "time/*" else max(found),) * 3 if found else None
+        return (record[name],) * 3 if name in record else None
 
 
 # The curves of each chart of each file, the most important first.
 CHARTS: dict[str, dict[str, list[Series]]] = {
     "curves": {
-        "accuracy": [Series("training", accuracy), Series("held-out, 95 %", held_out(False), dots=True)],
-        "mean reward": [Series("reward", plain("reward/mean")), Series("held-out, 95 %", held_out(True), dots=True)],
-        "tokens of an answer": [Series("length", plain("length"))],
-        "entropy of a token": [Series("entropy", plain("entropy"))],
+        "accuracy": [Series("training", "training/accuracy"), Series("held-out, 95 %", "held_out/accuracy", dots=True)],
+        "mean reward": [Series("reward", "reward/mean"), Series("held-out, 95 %", "held_out/reward", dots=True)],
+        "tokens of an answer": [Series("length", "length")],
+        "entropy of a token": [Series("entropy", "entropy")],
     },
     "details": {
-        "reward of an answer": [Series("lowest", plain("reward/min")), Series("highest", plain("reward/max"))],
-        "KL to the reference, a token": [Series("KL", plain("kl"))],
-        "loss": [Series("loss", plain("loss"))],
-        "norm of the gradient": [Series("norm", plain("grad_norm"))],
-        "seconds of a step": [Series("all", of_phases("time", sum))],
-        "memory at its peak, GB": [Series("all", of_phases("memory", max))],
+        "reward of an answer": [Series("lowest", "reward/min"), Series("highest", "reward/max")],
+        "KL to the reference, a token": [Series("KL", "kl")],
+        "loss": [Series("loss", "loss")],
+        "norm of the gradient": [Series("norm", "grad_norm")],
+        "seconds of a step": [Series("all", "time/*")],
+        "memory at its peak, GB": [Series("all", "memory/*")],
     },
 }
 PERCENT = "accuracy"
@@ -134,7 +122,7 @@ def _values(group: Group, one: Series) -> list[Value]:
     last = min((run.steps for run in group.runs if run.steps), default=0)
     for run in group.runs:
         for record in run.metrics:
-            if record["step"] <= last and (seen := one.looks(run, record)) is not None:
+            if record["step"] <= last and (seen := one.value(run, record)) is not None:
                 ranges[record["step"]].append(seen)
     values = []
     for step, of_runs in sorted(ranges.items()):
@@ -151,8 +139,7 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
         raise ConfigError(f"--names {','.join(names)}", f"the curves are: {needed}", "Give each of them one name")
     groups = [Group(name, group.runs) for name, group in zip(names, groups, strict=True)] if names else groups
     is_held_out, measure = metric == HELD_OUT, runs[0].measure
-    looks = held_out(measure.is_reward) if is_held_out else plain(metric)
-    drawn = chart(metric, groups, [Series(metric, looks, is_held_out)])
+    drawn = chart(metric, groups, [Series(metric, f"{metric}/{measure.name}" if is_held_out else metric, is_held_out)])
     if not drawn.curves:
         logged = chain.from_iterable(line for run in runs for line in run.metrics)
         known = [one for one in dict.fromkeys([HELD_OUT, *logged]) if one != metric]

@@ -12,7 +12,6 @@ from trainer.config.settings import Config
 from trainer.errors import CheckpointError, EndedByAlarm
 from trainer.evaluation.best import describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation, keep_base, kept_base
-from trainer.evaluation.merge_check import agreement
 from trainer.machine import disk, manifest
 from trainer.machine.out_of_memory import explained
 from trainer.machine.quiet import no_progress_bars
@@ -22,6 +21,7 @@ from trainer.plan.read_data import Data, read
 from trainer.ranks import distributed, signal_handlers
 from trainer.run import assemble, closing, opening, sampler_check, teaching
 from trainer.run.assemble import Run
+from trainer.run.evaluate_models import must_be_rounding
 from trainer.run.rehearsal import planned, rehearse, report
 from trainer.run_folder import changed_settings, create, lock
 from trainer.run_folder.run_log import RunLog
@@ -69,9 +69,7 @@ def run(request: Request, data: Data | None = None) -> Result | None:
                     evaluations = {**evaluations, **_merge_and_evaluate(config, log, data, evaluations.get("trained"))}
             if distributed.is_main():
                 verdict = closing.conclude(request, log.folder, log.screen, evaluations)
-    if "merged" in evaluations and config.merged_differs_by_rounding:
-        dtype = resolve_dtype(config.model.dtype, distributed.device())
-        agreement(evaluations["trained"], evaluations["merged"]).must_be_rounding(dtype)
+    must_be_rounding(config, [*evaluations.values()])
     if not distributed.is_main():
         return None
     if config.run.strict_verdict:
