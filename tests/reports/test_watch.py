@@ -69,7 +69,7 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
         return [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in places]
 
     monkeypatch.setattr(psutil, "disk_partitions", mounts)
-    assert stopped(read_run(broken_off)) == "nothing for 5 min"
+    assert stopped(read_run(broken_off)) == "nothing was written for 5 min"
     spaced = shutil.copytree(broken_off, tmp_path / "a b" / "run")
     os.utime(spaced / "config.yaml")
     places += [(f"{tmp_path}/a b", "nfs4"), ("/", "ext4")]
@@ -87,7 +87,7 @@ def test_a_run_that_was_stopped_says_so(broken_off, monkeypatch, tmp_path):
     os.utime(tmp_path / "run/config.yaml", (time.time() - 300,) * 2)
     assert stopped(read_run(tmp_path / "run")) is None  # so may its warm-up
     (tmp_path / "run/warmup/verdict.json").touch()
-    assert stopped(read_run(tmp_path / "run")) == "nothing for 5 min"
+    assert stopped(read_run(tmp_path / "run")) == "nothing was written for 5 min"
     with going_on(broken_off):
         assert stopped(read_run(broken_off)) is None
 

@@ -1,5 +1,6 @@
 """The judge against a real HTTP server that answers well, badly, slowly, or not at all."""
 
+import asyncio
 import json
 import logging
 import re
@@ -268,6 +269,16 @@ def test_an_encrypted_connection(certificate, monkeypatch):
         hub.delay_s = 20.0
         with pytest.raises(NoReply, match="1 s"):
             exchange(hub.url, None, timeout_s=1, largest=100, direct=True)
+
+
+def test_a_thread_that_runs_an_event_loop_may_ask():
+    """That of a notebook does."""
+
+    async def cell() -> bytes:
+        return exchange(f"{hub.url}/api/validate-yaml", {}, timeout_s=30, largest=100, direct=True)
+
+    with serving({}) as hub:
+        assert json.loads(asyncio.run(cell())) == {"errors": [], "warnings": []}
 
 
 def test_retry_after_holds_for_all_requests(server):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.errors import ConfigError
+from trainer.machine import threads
 from trainer.machine.safe_text import named_as_keys, without_keys
 from trainer.machine.user_code import must_be_named
 
@@ -61,7 +62,8 @@ def exchange(
 
     failure = None
     try:
-        asyncio.run(asyncio.wait_for(ask(), timeout_s))
+        # in another thread, because that of a notebook runs an event loop already
+        threads.begin(lambda: asyncio.run(asyncio.wait_for(ask(), timeout_s))).result()
     except asyncio.TimeoutError:
         failure = NoReply(f"TimeoutError: the reply did not end within {timeout_s:g} s")
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:

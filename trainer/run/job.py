@@ -135,7 +135,7 @@ def _train_and_evaluate(request: Request, data: Data) -> tuple[RunLog, Evaluatio
 
 @contextmanager
 def _saying_what_is_saved(log: RunLog) -> Iterator[None]:
-    """Let a run that is ended after its last step say how it is finished."""
+    """Say how a run that is stopped after its last step can be finished."""
     try:
         yield
     except KeyboardInterrupt as interrupt:

@@ -23,7 +23,7 @@ from trainer.watch.history import History
 from trainer.watch.measure import LENIENT, REWARD, STRICT, Measure, chosen, number, percent
 from trainer.watch.verdict import Verdict, verdict_of
 
-# Settings in whose place a run stores what its warm-up has left.
+# Settings that a run replaces after its warm-up, by those of what the warm-up has left.
 OF_WARMUP = ("warmup.steps", "warmup.rounds", "lora.start", "model.name", "model.revision")
 TAIL = 2**18  # bytes at the end of samples.jsonl that are searched for the last answers
 
@@ -113,8 +113,8 @@ class RunFiles:
 
     @property
     def evaluated(self) -> list[tuple[Share, Record]]:
-        """The held-out results with their lines of metrics. Those of a finished run that was asked other problems since
-        are in eval.json alone, which has no lines."""
+        """The held-out results with their lines of metrics. If a finished run was asked other problems later, its
+        results are in eval.json alone, and their lines have only the step and the number of problems."""
         logged: list[tuple[Share, Record]] = [(share, line) for line in self.metrics if (share := self.held_out(line))]
         models, measure = self.evaluation.get("evaluations", [])[:2], self.measure
         ends = [Share(one[measure.of_model], *one[f"{measure.prefix}interval"]) for one in models]

@@ -33,4 +33,4 @@ def stopped(run: RunFiles) -> str | None:
     longest = max((seconds_of(record) + record.get("time/evaluation", 0.0) for record in run.metrics), default=0.0)
     if silent < max(PATIENCE_S, PATIENCE_STEPS * longest):
         return None
-    return f"nothing for {silent / 60:.0f} min"
+    return f"nothing was written for {silent / 60:.0f} min"

@@ -242,7 +242,7 @@ def constant_part(history: History) -> Iterator[str]:
     """A part that never differs teaches nothing."""
     reward = history.config.reward
     paid = [name for name, weight in reward.all_weights.items() if weight]
-    # then the answers differ in the only reward, so it is normalised within each group if its mean stays the same
+    # an only reward that differs between answers, and whose mean stays the same, is normalised within each group
     is_normalised = len(paid) == 1 and max(history.recent("reward/std"), default=0.0) > 1e-9
     for name in paid:
         every = history.of(f"reward/{name}")
