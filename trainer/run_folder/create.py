@@ -23,7 +23,7 @@ from trainer.machine import disk, hardware
 from trainer.machine.installed_files import CHECKOUT
 from trainer.model import hub
 from trainer.ranks import distributed
-from trainer.run_folder import changed_settings
+from trainer.run_folder import changed_settings, journal, layout
 from trainer.run_folder.provenance import code_of, files_of, versions
 from trainer.watch.phases import total_memory
 
@@ -32,11 +32,15 @@ LARGEST = 5_000_000  # bytes of data that are copied into the run folder
 
 
 def say_how_it_continues(request: Request, folder: Path) -> None:
-    """Print the other settings with which a run continues."""
-    others = changed_settings.meaning(changed_settings.changes(folder, request.config))
-    if others and distributed.is_main():
+    """Print the other settings with which a run continues, or how many steps are lost if it starts again."""
+    if not distributed.is_main():
+        return
+    if others := changed_settings.meaning(changed_settings.changes(folder, request.config)):
         lines = [f"octet: run.dir={folder}: it continues with other settings:", *others]
         print("\n".join(lines), file=sys.stderr if request.json else sys.stdout, flush=True)
+    steps = sum(b'{"step": 0,' not in line for line in journal.lines_of(folder / "metrics.jsonl"))
+    if steps and not layout.has_saved(folder):
+        journal.warn(f"{folder}: nothing of its {counted(steps, 'step')} was saved, so it starts again")
 
 
 def folder_of(request: Request) -> Path:
