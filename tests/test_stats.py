@@ -7,6 +7,7 @@ from statistics import fmean, variance
 import pytest
 
 from trainer import stats
+from trainer.watch.measure import REWARD
 
 # Newcombe, Statistics in Medicine 17 (1998), table I, method 3: the score interval without continuity correction.
 NEWCOMBE = [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)]
@@ -118,9 +119,9 @@ def test_what_a_study_detects_and_the_interval_of_a_mean_by_hand():
     assert found.interval == (pytest.approx(0.99 - 0.05 * 2.2281, abs=1e-5), 1.0)
     mean, p = stats.mean_of([1.0, 2.0, 3.0, 4.0])  # its standard error is 0.6455
     assert (p, *mean) == pytest.approx((0.03047, 2.5, 2.5 - 3.1824 * 0.6455, 2.5 + 3.1824 * 0.6455), abs=1e-4)
-    p, mean = stats.paired_rewards([1.0] * 4)  # as if one change of 1 stood among zeros
-    assert (p, *mean) == pytest.approx((0.02801, 1.0, 1 - 3.1824 / 4, 1 + 3.1824 / 4), abs=1e-4)
-    assert stats.paired_rewards([]) == (1.0, (0.0, 0.0, 0.0))
+    higher, lower, p, mean = REWARD.compared([0.0] * 4, [1.0] * 4)  # as if one change of 1 stood among zeros
+    assert (higher, lower, p, *mean) == pytest.approx((4, 0, 0.02801, 1.0, 1 - 3.1824 / 4, 1 + 3.1824 / 4), abs=1e-4)
+    assert REWARD.compared([], []) == (0, 0, 1.0, (0.0, 0.0, 0.0))
 
 
 def test_seeds_count_among_the_degrees_of_freedom_even_where_they_add_nothing():

@@ -106,15 +106,6 @@ def mean_of(values: Sequence[float], least_error: float = 0.0) -> tuple[Share, f
     return Share(mean, mean - half, mean + half), two_sided(mean / error, freedom) if error else float(not mean)
 
 
-def paired_rewards(changes: Sequence[float]) -> tuple[float, Share]:
-    """Return p of the paired t test and the mean change, for the changes of rewards on the same problems. The error is
-    at least that of the largest change among zeros, because a few problems that happen to change equally say little
-    about others."""
-    changes = changes or [0.0]
-    mean, p = mean_of(changes, max(map(abs, changes)) / len(changes))
-    return p, mean
-
-
 def corrected(ps: Sequence[float]) -> list[float]:
     """Return the p-values of several tests after Holm's correction, in the same order."""
     order = sorted(range(len(ps)), key=lambda index: ps[index])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from trainer.config.settings import Config
 from trainer.records import Score
-from trainer.stats import Share, mcnemar, mean_of, paired_difference, paired_rewards, share_of
+from trainer.stats import Share, mcnemar, mean_of, paired_difference, share_of
 
 
 class Measure(NamedTuple):
@@ -62,9 +62,12 @@ class Measure(NamedTuple):
     def compared(self, before: Sequence[float], after: Sequence[float]) -> tuple[int, int, float, Share]:
         """Return the numbers of problems with a higher and with a lower value after, p, and the difference."""
         if self.is_reward:
-            changes = [new - old for old, new in zip(before, after, strict=True)]
+            changes = [new - old for old, new in zip(before, after, strict=True)] or [0.0]
             higher, lower = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-            return higher, lower, *paired_rewards(changes)
+            # A few problems that happen to change equally say little about others, so the error is at least that of
+            # the largest change among zeros.
+            mean, p = mean_of(changes, max(map(abs, changes)) / len(changes))
+            return higher, lower, p, mean
         gained, lost, p = mcnemar([*map(bool, before)], [*map(bool, after)])
         return gained, lost, p, paired_difference(gained, lost, len(before))
 
