@@ -127,21 +127,17 @@ def test_another_number_of_threads_is_the_cause(recorded):
 
 def test_an_earlier_record_without_the_processor_has_the_same_device(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    (tmp_path / "it").mkdir()
-    (tmp_path / "it/machine.json").write_text(json.dumps({"device": "CPU with AVX2"}))
     create.write_machine(tmp_path, resolve("nano"))
-    assert json.loads((tmp_path / "machine.json").read_text())["processor"] == hardware.processor()
-    assert [*repeat_steps._surroundings(tmp_path / "it", tmp_path)] == []
+    now = json.loads((tmp_path / "machine.json").read_text())
+    assert now["processor"] == hardware.processor()
+    assert [*repeat_steps._surroundings({"device": "CPU with AVX2"}, now)] == []
 
 
-def test_a_file_in_the_run_folder_is_the_same_from_the_scratch_folder(tmp_path):
+def test_a_file_in_the_run_folder_is_the_same_from_the_scratch_folder():
     """Such as the adapter that a warm-up has left, whose path is relative only in its own run folder."""
     before = {"threads": 1, "checksum of warmup/start/adapter_config.json": 7, "checksum of score.py": 8}
     now = {"threads": 2, "ranks": 1, "checksum of /it/warmup/start/adapter_config.json": 7, "checksum of score.py": 9}
-    for folder, facts in (("it", before), ("scratch", now)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "machine.json").write_text(json.dumps(facts))
-    found = list(repeat_steps._surroundings(tmp_path / "it", tmp_path / "scratch"))
+    found = list(repeat_steps._surroundings(before, now))
     assert found == ["threads: 2; the run had 1", "checksum of score.py: 9; the run had 8"]
 
 

@@ -1,6 +1,5 @@
 """Repeat the first steps of a run, and find the first difference and its likely cause."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from math import inf, isclose
 from pathlib import Path
@@ -20,6 +19,7 @@ from trainer.run.assemble import Run
 from trainer.run.rehearsal import rehearse
 from trainer.run_folder import changed_settings, create, provenance
 from trainer.run_folder.journal import read_records
+from trainer.run_folder.reader import read_run
 
 MEASURED = ("time/", "memory/", "energy/", "eval/")  # metrics that depend on the machine, or do not belong to a step
 ROUNDING = 1e-5  # the largest relative difference of a metric that another processor makes by rounding
@@ -48,9 +48,10 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     before, now = provenance.recorded(folder), provenance.recorded(scratch)
     if before and (difference := provenance.apart(before, now, problems)):
         causes.append(difference if difference.startswith("the ") else f"the data: {difference}")
-    causes += _surroundings(folder, scratch)
+    machines = [read_run(place).machine for place in (folder, scratch)]
+    causes += _surroundings(*machines)
     exact = [*_differences(folder, scratch, steps)]
-    if different := [*_differences(folder, scratch, steps, rounds=True)] if _is_elsewhere(folder, scratch) else exact:
+    if different := [*_differences(folder, scratch, steps, rounds=True)] if _is_elsewhere(*machines) else exact:
         if any(": lr is " in one for one in different) and not changed:  # several updates of a step differ before it
             causes.insert(0, "the rate follows from run.steps, which was another one when the run made these steps")
         print(f"differs: {different[0]}")
@@ -95,10 +96,9 @@ def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
         return run
 
 
-def _is_elsewhere(folder: Path, scratch: Path) -> bool:
+def _is_elsewhere(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Return True if the run says that it was made on another processor, or another kind of device."""
-    before, now = _machines(folder, scratch) if (folder / create.MACHINE).is_file() else ({}, {})
-    return any(before.get(name, now[name]) != now[name] for name in ("processor", "device") if name in now)
+    return any(before.get(name, now[name]) != now[name] for name in ("processor", "device"))
 
 
 def _differences(folder: Path, scratch: Path, steps: int, rounds: bool = False) -> Iterator[str]:
@@ -147,16 +147,10 @@ def _tensors(before: Path, now: Path, step: int) -> Iterator[str]:
             yield f"after step {step}: {name} differs by up to {difference:.1e}"
 
 
-def _machines(folder: Path, scratch: Path) -> list[dict[str, Any]]:
-    return [json.loads((place / create.MACHINE).read_text()) for place in (folder, scratch)]
-
-
-def _surroundings(folder: Path, scratch: Path) -> Iterator[str]:
+def _surroundings(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield the changes in what the run has recorded: base weights, versions, threads and more."""
-    if not (folder / create.MACHINE).is_file():
+    if not before:
         yield f"base weights, versions, device, threads or code: the run has no {create.MACHINE} to compare them with"
-        return
-    before, now = _machines(folder, scratch)
     for name, value in before.items():
         if value != now.get(name) and not (name.startswith("checksum of ") and value in now.values()):  # only moved
             yield f"{name}: {now.get(name, 'none')}; the run had {value}"
