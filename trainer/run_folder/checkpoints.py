@@ -38,7 +38,8 @@ class Stateful(Protocol):
     def load(self, state: dict[str, Any]) -> None: ...
 
 
-Learned = Mapping[str, Stateful]  # the parts of state.json by name, in the order in which they are loaded
+# The parts of state.json by name, in the order in which they are loaded; `run/assemble.py` names them.
+Learned = Mapping[str, Stateful]
 
 
 def save(policy: Policy, run_folder: Path, step: int, keep: int, learned: Learned) -> None:
