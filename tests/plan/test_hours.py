@@ -154,8 +154,17 @@ def test_a_run_says_at_its_start_how_long_it_takes(card):
     assert at_start(resolve("8gb"), 100, 100, 1) is None
 
 
-def test_what_is_left_of_a_warm_up_is_said(card):
+def test_a_long_run_says_how_many_steps_take_an_evening(card):
+    """It goes on by itself, because run.epochs was written."""
+    said = at_start(resolve("8gb", None, ["run.epochs=3"]), 0, 2802, 1)
+    steps = int(re.search(r"\. run\.steps=(\d+) would take about 4 h$", said)[1])
+    assert at_start(resolve("8gb"), 0, steps, 1).startswith("about 4")
+    assert "run.steps" not in at_start(resolve("8gb", None, ["run.epochs=3"]), 100, 2802, 1)
+
+
+def test_what_is_left_of_a_warm_up_is_said_and_its_length_is_not_that_of_grpo(card):
     warmup = resolve("8gb", None, ["warmup.only=true", "warmup.steps=100000"])
+    assert "run.steps" not in at_start(warmup, 0, 100_000, 1)
     assert " for 100 steps " in at_start(warmup, 99_900, 100_000, 1)
 
 

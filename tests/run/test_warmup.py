@@ -105,7 +105,7 @@ def test_the_same_command_again_makes_no_warm_up(job, tmp_path):
     shutil.copytree(job[0], tmp_path / "it", symlinks=True)
     said = train(tmp_path, *WARMUP, "run.dir=it")
     assert "worked solutions" not in said
-    assert "all 2 steps done\n" in said
+    assert "all 2 steps done. --resume it run.steps=4 would continue" in said
     assert "all 3 steps done\n" in train(tmp_path, "--resume", "it/warmup")
 
 

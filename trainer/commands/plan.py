@@ -306,6 +306,8 @@ def answer(question: Question) -> Iterator[str | Text]:
     yield from _limits(placement)
     time = question.time
     yield f"time: {time or 'not known for this machine; name a --card, or an earlier run with --like'}"
+    if time and (shorter := hours.shorter(time)):
+        yield f"  {shorter}"
     if question.proposal is None and not placement.fits(placement.config):
         if placement.search() is None:
             yield placement.nearest()

@@ -6,6 +6,7 @@ of an earlier run.
 """
 
 from argparse import ArgumentParser, Namespace
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,8 @@ BETWEEN = 8  # how often the input and output of a linear layer are moved, by it
 STATES = 28  # bytes moved by an optimizer step for each trained parameter: fp32 weight, moments, gradient
 PCIE = 10e9  # bytes per second between an offloaded optimizer and its card
 WARM = 1  # the first steps of a measured run, which are ignored
+LONG = 8.0  # hours above which a run suggests a shorter one
+EVENING = 4.0  # hours of the suggested run
 LARGEST_GB = 10_000  # of a card
 
 
@@ -196,6 +199,7 @@ class Estimate(NamedTuple):
     hours: tuple[float, float] | None
     seconds: dict[str, tuple[float, float]]  # of a rollout, an update and an evaluation
     basis: str
+    short: int = 0  # the most steps of GRPO that take `EVENING` hours with evaluations and warm-up; 0 if none do
 
     @property
     def about(self) -> float:
@@ -264,7 +268,9 @@ def _rounds(config: Config) -> int:
 def _between(low: Duration, high: Duration, steps: int | None, basis: str) -> Estimate:
     seconds = {name: (getattr(low, name), getattr(high, name)) for name in ("rollout", "update", "evaluation")}
     hours = None if steps is None else (low.run(steps) / 3600, high.run(steps) / 3600)
-    return Estimate(steps, hours, seconds, basis)
+    counts = range(1, 1 if low.planner.config.is_warmup or steps is None else steps)
+    short = bisect_right(counts, EVENING * 3600, key=lambda count: sqrt(low.run(count) * high.run(count)))
+    return Estimate(steps, hours, seconds, basis, short)
 
 
 def at_start(config: Config, first_step: int, total_steps: int, world_size: int) -> str | None:
@@ -275,7 +281,12 @@ def at_start(config: Config, first_step: int, total_steps: int, world_size: int)
     section = "warmup" if config.is_warmup else "run"
     left = config.changed({f"{section}.steps": total_steps - first_step})
     time = on_card(gpus[0].name, Planner(shape, left, world_size, 0))
-    return time and f"{time}{until(time.about)}"
+    return time and f"{time}{until(time.about)}. {'' if first_step else shorter(time)}".removesuffix(". ")
+
+
+def shorter(time: Estimate) -> str:
+    """Return a suggestion that makes a long run shorter; "" for a short run."""
+    return f"run.steps={time.short} would take about {EVENING:g} h" if time.about > LONG and time.short else ""
 
 
 def _like(like: RunFiles, planner: Planner, card: str | None) -> Duration:

@@ -1,5 +1,6 @@
 """What a run prints at its start."""
 
+import shlex
 from dataclasses import replace
 
 from trainer.config.request import Request
@@ -10,6 +11,7 @@ from trainer.reward import gold_check
 from trainer.reward.judge import Judge
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import Run
+from trainer.run_folder import changed_settings
 
 SHOWN = 90  # characters of the first prompt that are shown
 
@@ -19,7 +21,11 @@ def introduce(run: Run, request: Request) -> None:
     config, log, rollout = request.config, run.log, request.config.rollout
     resumed = f", continuing after step {log.first_step}" if log.first_step else ""
     if log.first_step >= log.total_steps:
-        resumed = f", all {counted(log.first_step, 'step')} done"
+        section = "warmup" if config.is_warmup else "run"
+        longer = f"--resume {shlex.quote(str(log.folder))} {section}.steps={2 * log.first_step}"
+        can_continue = not config.is_warmup or changed_settings.is_warmup_alone(log.folder, config)
+        further = f". {longer} would continue" * can_continue
+        resumed = f", all {counted(log.first_step, 'step')} done{further}"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if job := slurm.describe():
         log.screen.say(f"octet: {job}{log.stopping.limit}")
