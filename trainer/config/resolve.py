@@ -12,8 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from functools import reduce
-from itertools import compress
-from operator import attrgetter, methodcaller, or_
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,11 @@ YAML_KINDS |= {dict: "a mapping"}
 OF_OTHERS = ["task.name", "task.mix", "task.agent", "task.tools", "reward.custom", "reward.judge.url", "teacher.url"]
 OF_OTHERS += ["rollout.vllm.urls", "rollout.vllm.python", "rollout.vllm.arguments", "model.trust_remote_code"]
 OF_OTHERS += ["reward.code.unsafe"]
-NAMES_FUNCTIONS = methodcaller("startswith", "reward.custom=")
+RIVALS = {"steps": "epochs", "epochs": "steps"}  # of the section `run`
+WEIGHTS = ("reward", "weights")
+OF_REWARDS = (WEIGHTS, ("rollout", "dead_by"))
+
+Layer = dict[str, Any]  # the settings of one source, by section
 
 
 def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[str] = ()) -> Config:
@@ -52,104 +55,93 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     if not all(isinstance(text, str) for text in texts):
         raise ConfigError("overrides", f"{_shown(repr(overrides))} is no list of texts", "Write ['run.steps=100']")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in texts]
-    layers = _overridden(files, overrides)
-    others = _leave_out_rewards(layers)
+    parsed = [_parsed(text) for text in overrides]
+    command = reduce(_merge, parsed, Layer())
+    files, others = _leave_out_rewards(files, command, overrides)
+    above = reduce(_merge, [*files[bool(preset) :], command], Layer())  # everything but the preset
     folder = Path(preset).parent if preset and Path(preset).name == "config.yaml" else None  # of a run
-    merged = _merged(layers, any(map(_names_task, overrides)), folder)
+    if folder:
+        files[0] = placed(files[0], folder)
+    merged = _merged(files, command, zip(overrides, parsed))
     typed = dict(text.partition("=")[::2] for text in overrides)
-    if not _names_dead_by(layers, preset):
+    if not _names_dead_by(files, preset, above):
         plain = _merge(merged, {"rollout": {"dead_by": "reward"}})
         merged = merged if validated(plain, typed).can_drop_by_correct else plain
     config = validated(merged, typed)
     for section, key in others:  # so that `train(config, reward=function)` leaves them out, too
         getattr(config, section).model_fields_set.discard(key)
     # the settings that the command names, if others may be somebody else's
-    above = flat(reduce(_merge, layers[1:], {})) if folder and not disk.is_made_here(folder) else {}
-    stored = code_and_servers(config, [key for key in OF_OTHERS if above and above[key] is None])
+    named = flat(above) if folder and not disk.is_made_here(folder) else {}
+    stored = code_and_servers(config, [key for key in OF_OTHERS if named and named[key] is None])
     user_code.of_runs |= stored
     user_code.named |= code_and_servers(config).keys() - stored.keys()
     return config.warmed_up_in(config.run.dir) if config.is_warmup else config
 
 
-def _files(preset: str | None, recipe: str | None) -> list[dict[str, Any]]:
+def _files(preset: str | None, recipe: str | None) -> list[Layer]:
     layers = [_load_layer(preset, PRESETS, "--preset")] if preset else []
     if isinstance(recipe, list | tuple):
         raise ConfigError("recipe", f"it is a {type(recipe).__name__}", "Write resolve(preset, None, [...])")
     return [*layers, _load_layer(os.path.expanduser(recipe), RECIPES, "--recipe")] if recipe else layers
 
 
-def _overridden(files: Sequence[dict[str, Any]], overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the layers of the files, and that of the command line as the last one."""
-    layers = [*files]
-    of_rewards = [layer.get("reward", {}) for layer in layers]
-    if any(text.startswith("reward.weights.") for text in overrides):
-        if any(rewards.get("custom") for rewards in of_rewards) or any(map(NAMES_FUNCTIONS, overrides)):
-            for rewards in of_rewards:  # the weights of files without functions do not apply beside functions
-                if not rewards.get("custom"):
-                    rewards.pop("weights", None)
-        elif not any("weights" in rewards for rewards in of_rewards):  # they change the defaults
-            layers.append({"reward": {"weights": Reward.model_fields["weights"].default}})
-    layers.append({})
-    for text in overrides:
-        # new weights replace all before them: those of a preset fit its own task
-        for layer in layers if text.startswith("reward.weights=") else ():
-            layer.get("reward", {}).pop("weights", None)
-        given = _parsed(text)
-        if flat(given, "mix")["task.name"] != "mix":  # the later one of the two applies
-            layers[-1].get("task", {}).pop("mix", None)
-        elif given.get("task", {}).get("mix"):
-            layers[-1].get("task", {}).pop("name", None)
-        layers[-1] = _merge(layers[-1], given)
-    return layers
+def _leave_out_rewards(
+    files: Sequence[Layer], command: Layer, overrides: Sequence[str]
+) -> tuple[list[Layer], list[tuple[str, str]]]:
+    """Return the files without weights that fit other rewards than the functions of the user, and the settings of
+    rewards that the user has not chosen, on the command line or in a file that names functions or the weight of one."""
+    rewards = [layer.get("reward", {}) for layer in (*files, command)]
+    functions = [custom for one in rewards if (custom := one.get("custom"))]
+    texts = [text for custom in functions for text in (custom if isinstance(custom, list) else [custom])]
+    names = {str(text).rpartition(":")[2] for text in texts}
+
+    def is_own(layer: Layer) -> bool:
+        own = layer.get("reward", {})
+        weights = own.get("weights")
+        return bool(own.get("custom") or (isinstance(weights, Mapping) and names & weights.keys()))
+
+    chosen = [*filter(is_own, files), command]
+    others = [(section, key) for section, key in OF_REWARDS if not any(key in one.get(section, {}) for one in chosen)]
+    changes_one = any(text.startswith("reward.weights.") for text in overrides)
+    if functions:
+        left_out = others if WEIGHTS in others else [WEIGHTS]
+        files = [one if is_own(one) else _without(one, left_out) for one in files]
+    elif changes_one and not any("weights" in one for one in rewards[:-1]):
+        files = [*files, {"reward": {"weights": Reward.model_fields["weights"].default}}]
+    return [*files], others
 
 
-def _leave_out_rewards(layers: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Remove what other files say of rewards if the user names functions and no weights. Return the settings of rewards
-    that the user has not chosen, on the command line or in a file that names functions or the weight of one."""
-    has_function = [bool(layer.get("reward", {}).get("custom")) for layer in layers]
-    functions = [layer["reward"]["custom"] for layer in compress(layers, has_function)]
-    names = {str(one).rpartition(":")[2] for text in functions for one in ([text] if isinstance(text, str) else text)}
-    weighs_one = [bool(names & {*(layer.get("reward", {}).get("weights") or {})}) for layer in layers]
-    own = [*compress(layers, map(or_, has_function, weighs_one)), layers[-1]]
-    of_rewards = (("reward", "weights"), ("rollout", "dead_by"))
-    others = [(section, key) for section, key in of_rewards if not any(key in one.get(section, {}) for one in own)]
-    for layer in layers if any(has_function) else ():
-        if not any(layer is one for one in own):  # the weights of others fit their own rewards
-            layer.get("reward", {}).pop("weights", None)
-        if ("reward", "weights") in others:
-            for section, key in others:
-                layer.get(section, {}).pop(key, None)
-    return others
-
-
-def _names_task(override: str) -> bool:
-    """Return True if an override names a task, or all parts of a mix. One that changes a single share does neither."""
-    given = flat(_parsed(override))
-    return bool(given["task.name"] or given["task.mix"]) and not override.startswith("task.mix.")
-
-
-def _merged(layers: Sequence[dict[str, Any]], command_names_task: bool, folder: Path | None) -> dict[str, Any]:
-    """Merge the layers. The paths of the first one are relative to `folder`, if it is given."""
-    merged: dict[str, Any] = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
-    for layer in layers:
-        for key, rival in (("steps", "epochs"), ("epochs", "steps")):  # the later one of the two applies
-            if layer.get("run", {}).get(key) is not None:
-                merged = _merge(merged, {"run": {rival: None}})
-        is_share = layer is layers[-1] and not command_names_task
-        if {"mix", "name"} & {*layer.get("task", {})} and not is_share:  # another task, or other parts, replace a mix
-            merged.get("task", {}).pop("mix", None)
-        if layer.get("task", {}).get("mix"):
-            merged.get("task", {}).pop("name", None)
-        merged = _merge(merged, placed(layer, folder) if folder and layer is layers[0] else layer)
+def _merged(files: Iterable[Layer], command: Layer, overrides: Iterable[tuple[str, Layer]]) -> Layer:
+    """Merge the files and the overrides, which together are `command`. Of steps and epochs, those of the later layer
+    apply; of the name of a task and a mix, the later one."""
+    merged: Layer = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
+    layers = [*files, {"run": command.get("run", {})}]
+    for text, layer in (*(("", layer) for layer in layers), *overrides):
+        run, task = {} if text else layer.get("run", {}), layer.get("task", {})
+        replaced = [("run", rival) for key, rival in RIVALS.items() if run.get(key) is not None]
+        # another task, or other parts, replace a mix, and a single share does not
+        if task.get("name", "mix") != "mix" or ("mix" in task and not text.startswith("task.mix.")):
+            replaced.append(("task", "mix"))
+        if task.get("mix"):
+            replaced.append(("task", "name"))
+        if text.startswith("reward.weights="):  # the weights of a preset fit its own task
+            replaced.append(WEIGHTS)
+        merged = _merge(_without(merged, replaced), layer)
     return merged
 
 
-def _names_dead_by(layers: Sequence[dict[str, Any]], preset: str | None) -> bool:
+def _without(layer: Layer, settings: Iterable[tuple[str, str]]) -> Layer:
+    for section, key in settings:
+        layer = {**layer, section: {name: value for name, value in layer.get(section, {}).items() if name != key}}
+    return layer
+
+
+def _names_dead_by(files: Sequence[Layer], preset: str | None, above: Layer) -> bool:
     """Return True if `rollout.dead_by` is chosen for these rewards. That of a preset fits only its own ones."""
     is_run = preset and Path(preset).name in ("config.yaml", "job.yaml")
     pays = {"task": {"name", "mix", "answer"}, "reward": {"weights", "custom"}}
-    is_paid_otherwise = any(keys & {*one.get(section, {})} for one in layers[1:] for section, keys in pays.items())
-    chosen = layers if not preset or (is_run and not is_paid_otherwise) else layers[1:]
+    is_paid_otherwise = any(keys & above.get(section, {}).keys() for section, keys in pays.items())
+    chosen = [above, files[0]] if is_run and not is_paid_otherwise else [above]
     return any("dead_by" in layer.get("rollout", {}) for layer in chosen)
 
 
