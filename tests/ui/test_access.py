@@ -90,14 +90,14 @@ def test_what_is_too_large_is_refused_and_leaves_nothing(asked, folder, method, 
 def test_the_name_of_a_run_leads_nowhere_else(asked, folder, name):
     given = {"--preset": "nano", "task.name": "nano", "name": name, "into": "said"}
     assert "it consists of at most 64 letters" in does(asked, "train", **given)
-    assert "there is none of this name" in does(asked, "resume", run=name)
+    assert "there is no run of this name" in does(asked, "resume", run=name)
     assert asked("GET", f"made/report.html?run={quote(name)}")[0] == 404
 
 
 def test_a_link_out_of_the_folder_has_no_name(asked, folder, tmp_path):
     (folder / "runs/link").symlink_to(write(tmp_path, {"config.yaml": config_of()}))
     assert "it consists of at most 64 letters" in does(asked, "train", **{"--preset": "nano", "name": "link"})
-    assert "there is none of this name" in does(asked, "stop", run="link")
+    assert "there is no run of this name" in does(asked, "stop", run="link")
     assert "link" not in asked("GET", "live?run=link")[2]
 
 

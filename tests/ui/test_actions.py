@@ -104,7 +104,7 @@ def test_a_run_is_stopped_while_commands_take_long(asked, folder):
         until(lambda: len([*folder.glob("waits-*")]) == 2)
         stopped = pool.submit(does, asked, "stop", run="none")
         try:
-            assert "there is none of this name" in stopped.result(60)
+            assert "there is no run of this name" in stopped.result(60)
         finally:
             (folder / "go").touch()
 

@@ -125,7 +125,7 @@ def show_models(options: Namespace, console: Console) -> None:
     times = f", times {time.basis}" if time and (options.vram is not None or options.like) else ""
     console.print(f"\nOn {questions[0].size}{times}.")
     command = shlex.join(["octet", "plan", "--model", "NAME", *options.words])
-    console.print(f"{command} has the whole plan and the command.")
+    console.print(f"{command} shows the whole plan and the command.")
 
 
 def ask(options: Namespace) -> Question:

@@ -106,7 +106,7 @@ def _kind(folder: Path) -> str:
 
 def _send(to: str, contents: dict[str, Any], private: bool) -> str:
     """Send everything in one commit, and return its address."""
-    get_session().timeout = ANSWER_S  # by default it waits for ever
+    get_session().timeout = ANSWER_S  # by default it waits forever
     api = HfApi(token=True)  # without a login it raises; the hub itself would only answer 401
     try:
         api.create_repo(to, private=private, exist_ok=True)

@@ -90,7 +90,7 @@ def read(name: str) -> dict[str, Any]:
         parts += [settings.get(key, {}) for key in ("bf16", "fp16")]
         parts += [zero.get(key) or {} for key in ("offload_optimizer", "offload_param")]
     if not all(isinstance(part, dict) for part in parts):
-        reason = f"{path} is no object of settings, or a section in it is none"
+        reason = f"{path} is not a JSON object, or a section in it is not one"
         raise ConfigError(f"engine.ds_config={name}", reason, "See ds_configs/zero3_offload.json")
     if automatic := [key for key, value in zero.items() if value == "auto"]:  # which transformers' Trainer fills in
         remedy = "Leave it out for the default, or write a number"

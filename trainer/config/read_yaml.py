@@ -64,7 +64,7 @@ def read_yaml(content: bytes | str) -> Any:
         raise BadYaml("its lists or mappings are too deep") from None
     except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:  # `!!int x`, 2024-13-45
         why = f" ({str(error)[:100]})" if isinstance(error, ValueError) else ""
-        raise BadYaml(f"a value in it is not of its kind{why}") from None
+        raise BadYaml(f"a value in it is malformed{why}") from None
 
 
 def read_setting(text: str) -> Any:

@@ -76,7 +76,7 @@ def _resumed(options: argparse.Namespace) -> tuple[Config, Path]:
 
 
 def refuse_replaced(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for a setting in place of which a warm-up alone has one of its own."""
+    """Raise ConfigError for a setting that a warm-up alone does not use, because it has its own one."""
     for text in overrides:
         if own := OF_A_WARMUP.get(text.partition("=")[0].strip()):
             raise ConfigError(text, "a warm-up alone does not use it", f"Write {own} in its place")

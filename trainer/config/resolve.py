@@ -53,7 +53,7 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     files = _files(preset, recipe)
     texts: list[Any] = [None] if isinstance(overrides, str) or not isinstance(overrides, Iterable) else [*overrides]
     if not all(isinstance(text, str) for text in texts):
-        raise ConfigError("overrides", f"{_shown(repr(overrides))} is no list of texts", "Write ['run.steps=100']")
+        raise ConfigError("overrides", f"{_shown(repr(overrides))} is not a list of texts", "Write ['run.steps=100']")
     overrides = ["".join(map(str.strip, text.partition("="))) for text in texts]
     parsed = [_parsed(text) for text in overrides]
     command = reduce(_merge, parsed, Layer())
@@ -137,7 +137,7 @@ def _without(layer: Layer, settings: Iterable[tuple[str, str]]) -> Layer:
 
 
 def _names_dead_by(files: Sequence[Layer], preset: str | None, above: Layer) -> bool:
-    """Return True if `rollout.dead_by` is chosen for these rewards. That of a preset fits only its own ones."""
+    """Return True if `rollout.dead_by` is chosen for these rewards. That of a preset is for its own rewards only."""
     is_run = preset and Path(preset).name in ("config.yaml", "job.yaml")
     pays = {"task": {"name", "mix", "answer"}, "reward": {"weights", "custom"}}
     is_paid_otherwise = any(keys & above.get(section, {}).keys() for section, keys in pays.items())

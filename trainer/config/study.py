@@ -157,7 +157,7 @@ def read_study(path: Path, overrides: Sequence[str] = ()) -> Study:
     try:
         content = read_yaml(path.read_bytes())
         if not isinstance(content, dict):
-            raise BadYaml("it is no mapping of names to values")
+            raise BadYaml("it is not a mapping of names to values")
         study = Study(path, StudyFile.model_validate(content), tuple(overrides))
         runs = [*study.runs()]
     except BadYaml as error:

@@ -81,7 +81,7 @@ class GeneratorTask(Task):
         """Return the generator's score of an answer, or 0 if scoring fails or takes more than `SCORING_S` seconds. An
         answer that is not fully right has 0, too, unless `task.gym.partial` is set."""
         if "made_by" not in problem.extra:
-            reason = "only its generator scores the answers to a problem, and this is none of its problems"
+            reason = "only its generator can score the answers to a problem, and this problem was not generated"
             raise DataError(problem.id, reason, f"Answer them yourself: octet task play {self.name}")
         with suppress(Died):
             score = float(_scorer().ask([problem.extra["made_by"], answer]) or 0.0)

@@ -51,7 +51,7 @@ class Record:
         if not value.strip():
             raise DataError(self.where, f"`{column}` is empty; expected text")
         if not is_unicode(value):
-            raise DataError(self.where, f"`{column}` holds half a character; expected UTF-8 text")
+            raise DataError(self.where, f"`{column}` has a lone surrogate; expected UTF-8 text")
         return value.strip()
 
     def answer(self, column: str, setting: str) -> str:
@@ -236,7 +236,7 @@ def _csv(path: Path) -> Iterator[Record]:
             if not header:
                 header, header_at = [name.strip() for name in row], where
                 if "\0" in text or not is_unicode(text):
-                    yield Record(where, flaw="the column names are not UTF-8 text; is it another kind of file")
+                    yield Record(where, flaw="the column names are not UTF-8 text, so it may be another kind of file")
                     return
                 if twice := [name for name, count in Counter(header).items() if name and count > 1]:
                     yield Record(where, flaw=f"two columns are called `{twice[0]}`")

@@ -152,7 +152,7 @@ class DataTask(Task):
                 problem = replace(self.problem(f"{self.name}/{split}/{index}", record), where=record.where)
                 said = " ".join(message["content"] for message in problem.messages)  # with the system message
                 if not is_unicode(problem.solution + said):
-                    raise DataError(record.where, "it holds half a character; expected UTF-8 text")
+                    raise DataError(record.where, "it has a lone surrogate; expected UTF-8 text")
                 first = seen.setdefault(normalised(said or problem.question), problem)
                 other = "" if problem.gold == first.gold else " with another answer"
                 repeated = f"{record.where}: the question of {first.where} again{other}; expected each one once."

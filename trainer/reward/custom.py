@@ -109,7 +109,7 @@ class Custom(Grader):
         parameters = inspect.signature(self.function).parameters.values()
         wanted = {one.name for one in parameters if one.kind in NAMED}
         if missing := {*required(self.function)} - known.keys():
-            what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is no column of the data"
+            what = f"it asks for `{'`, `'.join(sorted(missing))}`, which is not a column of the data"
             raise self._error(f"{what}. There are: {', '.join(sorted(known))}.")
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
         return known if takes_all else {name: column for name, column in known.items() if name in wanted}

@@ -53,7 +53,7 @@ class Runs:
 
     def place(self, name: object) -> Path:
         if (place := self.named().get(str(name))) is None:
-            raise ConfigError(f"run {name!s:.80}", "there is none of this name", "Choose one under Train")
+            raise ConfigError(f"run {name!s:.80}", "there is no run of this name", "Choose one under Train")
         return place
 
     def seen(self, name: str) -> tuple[object, ...]:

@@ -17,7 +17,7 @@ one_or_many = BeforeValidator(lambda value: (value,) if isinstance(value, str) e
 
 
 def _checked(url: str) -> str:
-    """Refuse what is no address, and what may contain a key, which config.yaml and `ps` would show."""
+    """Refuse what is not an address, and an address that may contain a key, which config.yaml and `ps` would show."""
     parts = urllib.parse.urlsplit(url if url.isascii() else "")
     if not (parts.scheme in ("http", "https") and parts.netloc):
         raise ValueError("it is not the address of a server. Write one like http://127.0.0.1:8000")
@@ -46,13 +46,15 @@ class Section(BaseModel):
         parts = [*value.values()] if isinstance(value, dict) else value
         for part in parts if isinstance(parts, list) else [parts]:
             if takes_numbers and isinstance(part, bool):
-                raise ValueError("true and false are no numbers. Write a number")
+                raise ValueError("true and false are not numbers. Write a number")
             if isinstance(part, int) and part.bit_length() > LARGEST_BITS:
                 raise ValueError("it is too large. Write a smaller number")
             if part == "" and Path in (kind, *get_args(kind)):
-                raise ValueError("it is empty, which would be the working folder. Name a folder, or write null")
+                raise ValueError(
+                    "it is empty, which means the working folder. Name a folder, or write null"
+                )
             if isinstance(part, str) and NOT_IN_A_FILE.search(part):
-                raise ValueError("a text has no such character. Write it without")
+                raise ValueError("it has a character that a file cannot store. Leave that out")
             if isinstance(part, str) and re.match(r"~[\w.-]+(/|$)", part) and os.path.expanduser(part) == part:
                 raise ValueError("there is no such user. Write the path of a folder")
         return value

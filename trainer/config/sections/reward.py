@@ -130,7 +130,7 @@ class Reward(Section):
     @classmethod
     def _from_and_to(cls, value: tuple[int, int]) -> tuple[int, int]:
         if not 0 <= value[0] <= value[1]:
-            raise ValueError("it goes from a number to a larger one. Write [50, 500]")
+            raise ValueError("the first number is negative, or larger than the second. Write [50, 500]")
         return value
 
     @field_validator("custom")
