@@ -95,11 +95,10 @@ def run(options: Namespace) -> None:
 
 def _must_be_paid_alike(study: Study) -> None:
     """Raise ConfigError if mean rewards are compared, and an arm or a control has other rewards than the first arm."""
-    configs = {one.arm: study.config(one) for one in study.runs()}
-    paid = {arm: flat(config.model_dump(mode="json")) for arm, config in configs.items()}
-    of_first, by_reward = paid[study.first], measure_of(configs[study.first]).is_reward
+    paid = {arm: flat(config.model_dump(mode="json")) for arm, config in study.configs.items()}
+    of_first, by_reward = paid[study.first], measure_of(study.configs[study.first]).is_reward
     keys = [key for key in of_first if key.startswith("reward.") and key not in OF_TRAINING | NO_EFFECT]
-    for arm, config in configs.items():
+    for arm, config in study.configs.items():
         is_other = config.task.answer == "none" and measure_of(config).is_reward != by_reward
         if differs := next((key for key in keys if (by_reward or is_other) and paid[arm][key] != of_first[key]), ""):
             reason = f"{differs}: it has another reward than {study.first}, with which its own cannot be compared"
@@ -113,8 +112,7 @@ def _must_be_paid_alike(study: Study) -> None:
 
 def _must_have_solutions(study: Study) -> None:
     """Raise ConfigError if the control `supervised` is asked for, and the problems have no worked solutions."""
-    config = next((study.config(one) for one in study.runs() if one.arm == SUPERVISED), None)
-    if config is None:
+    if (config := study.configs.get(SUPERVISED)) is None:
         return
     task = make_task(config.task)
     try:
@@ -133,7 +131,7 @@ def _print_commands(study: Study) -> None:
 
 def _must_ask_the_same(study: Study) -> None:
     """Raise ConfigError if arms have other held-out problems, instead of when all their runs have ended."""
-    configs = {one.arm: study.config(one) for one in study.runs()}
+    configs = study.configs
     tasks = {f"{config.task} {config.eval.problems}": arm for arm, config in reversed(configs.items())}
     asked: dict[str, set[tuple[str, str]]] = {}
     for arm in tasks.values() if len(tasks) > 1 else ():

@@ -4,7 +4,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -41,35 +41,29 @@ def place(folder: Path, path: str) -> str:
 
 def stored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return settings whose paths are relative to the run folder if they are inside, else absolute."""
-    return _with_paths(settings, partial(place, folder), lambda text: os.path.exists(os.path.expanduser(text)))
+    return _with_paths(settings, lambda text: place(folder, text) if os.path.exists(os.path.expanduser(text)) else text)
 
 
 def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return settings that a run folder has stored, with paths that are valid here. Code that no longer exists is
     replaced by its copy in the folder."""
 
-    def copy(text: str) -> str:
+    def here(text: str) -> str:
         own = apart(os.path.dirname(text))
-        return str((own if (folder / own).exists() else CODE) / os.path.basename(text))
+        copy = folder / (own if (folder / own).exists() else CODE) / os.path.basename(text)
+        return next(filter(os.path.exists, (str(folder / text), text, str(copy))), text)
 
-    def is_copied(text: str) -> bool:
-        return not os.path.exists(text) and os.path.exists(folder / copy(text))
-
-    values = _with_paths(settings, lambda text: str(folder / text), lambda text: os.path.exists(folder / text))
-    return _with_paths(values, lambda text: str(folder / copy(text)), is_copied)
+    return _with_paths(settings, here)
 
 
-def _with_paths(
-    settings: Mapping[str, Any], path: Callable[[str], str], exists: Callable[[str], bool]
-) -> dict[str, Any]:
-    """Return settings in which `path` has replaced the files that exist."""
+def _with_paths(settings: Mapping[str, Any], path: Callable[[str], str]) -> dict[str, Any]:
+    """Return settings in which `path` has replaced the texts that may name a file."""
     values = deepcopy(dict(settings))
 
     def replaced(text: Any, key: str) -> Any:
         file = file_of(text) if isinstance(text, str) else ""
-        is_named = key in FOLDERS or "." in file or os.sep in file or (key in MODELS and file != "nano")
-        is_path = is_named and exists(file)
-        return f"{path(file)}{text[len(file) :]}" if is_path else text
+        is_path = key in FOLDERS or "." in file or os.sep in file or (key in MODELS and file != "nano")
+        return f"{path(file)}{text[len(file) :]}" if is_path and file else text
 
     for key in PATHS:
         *sections, name = key.split(".")

@@ -142,6 +142,11 @@ class Study:
                 of_run = (f"run.seed={seed}", f"run.dir={folder}", "run.merge=false")
                 yield StudyRun(arm, seed, (*self._overrides(settings), *of_run))
 
+    @cached_property
+    def configs(self) -> dict[str, Config]:
+        """The settings of each arm and each control, with one of the seeds."""
+        return {run.arm: self.config(run) for run in self.runs()}
+
     def config(self, run: StudyRun) -> Config:
         """Return the settings of a run. Raise ConfigError if they are wrong."""
         try:
