@@ -10,7 +10,6 @@ import yaml
 
 from tests.conftest import ROOT, said_by, write_lines
 from tests.data import exploitable
-from trainer.commands import reward as command
 from trainer.reward import exploits
 from trainer.watch.footer import Progress
 
@@ -22,7 +21,7 @@ FOUND = {name: found.format(name) for found, names in KINDS.items() for name in 
 @pytest.fixture(autouse=True)
 def on_a_busy_machine(monkeypatch):
     monkeypatch.setattr(exploits, "SLOW_S", 99)
-    monkeypatch.setattr(command, "Progress", partial(Progress, patience=99))
+    monkeypatch.setattr(exploits, "Progress", partial(Progress, patience=99))
 
 
 def octet(capsys, *options: str) -> tuple[int, str, str]:
@@ -55,7 +54,7 @@ def test_an_exploitable_function_is_found(capsys, monkeypatch, sums, name):
 
 
 def test_how_much_is_done_is_shown_of_what_takes_long(capsys, sums, monkeypatch):
-    monkeypatch.setattr(command, "Progress", partial(Progress, patience=0))
+    monkeypatch.setattr(exploits, "Progress", partial(Progress, patience=0))
     _, out, err = octet_on(capsys, sums, "sound")
     assert ("octet: scoring: 100%\n" in err, "scoring" in out) == (True, False)
 

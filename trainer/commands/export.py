@@ -87,8 +87,10 @@ def export(
 
 def write(options: Namespace) -> "Answer":
     """Write what the options of the command ask for."""
-    if options.to != "safetensors":
-        _must_have_packages(options)
+    if options.to != "safetensors" and options.format in OF_LLAMA_CPP and find_spec("llama_cpp") is None:
+        reason = "llama.cpp writes it, and llama-cpp-python is not installed"
+        remedy = f"Install it (pip compiles it, which takes minutes), or take one of {', '.join(FORMATS)}"
+        raise ConfigError(f"--format {options.format}", reason, remedy)
     source = Source.of(best_of(options.run))
     if source.folder is None:
         raise CheckpointError(options.run, "there is no such folder", "Name the folder of a run")
@@ -141,10 +143,3 @@ def best_of(run: Path) -> Path:
         file=sys.stderr,
     )
     return run / "best"
-
-
-def _must_have_packages(options: Namespace) -> None:
-    if options.format in OF_LLAMA_CPP and find_spec("llama_cpp") is None:
-        reason = "llama.cpp writes it, and llama-cpp-python is not installed"
-        remedy = f"Install it (pip compiles it, which takes minutes), or take one of {', '.join(FORMATS)}"
-        raise ConfigError(f"--format {options.format}", reason, remedy)

@@ -8,7 +8,7 @@ status is 1.
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from math import sqrt
@@ -30,7 +30,6 @@ from trainer.reward.exploits import CHANGES, Report, Sample, examine, possible_a
 from trainer.reward.judge import Judge
 from trainer.reward.make import make_scorer, rules_of, worked
 from trainer.reward.scorer import Scorer
-from trainer.watch.footer import Progress
 
 SHOWN = 60  # characters of a value in the example of a labelled line
 
@@ -57,7 +56,7 @@ def run(options: Namespace) -> None:
     else:
         problems = training_problems(task, config.task, config.run.seed)
         gold_check.check(config, task, problems)
-        samples = samples_of(problems[: options.n], rules.style, rules.opened)
+        samples = samples_of(problems[: options.n], rules)
     scorer = make_scorer(config, task)
     for judge in (grader for grader in scorer.graders if isinstance(grader, Judge) and samples):
         # if it cannot grade, all rewards are missing, and the findings would be wrong
@@ -67,19 +66,12 @@ def run(options: Namespace) -> None:
         more = "To try texts that you know to be right or wrong, write them into a file, in lines such as\n"
         more += f"{_example(scorer, samples[0].prompt.problem)}\nand name it: --labelled FILE."
         print(f"octet: {why}. {more}", file=sys.stderr)
-    report = examine(scorer, samples, _watched)
+    report = examine(scorer, samples)
     scorer.report_missing([scorer.missing(scorer.drain())])
     report.findings.extend(outvoting(config, report.among_equals))
     print(json.dumps(asdict(report), indent=2) if options.json else "\n".join(as_text(report, options.all)))
     if report.findings:
         sys.exit(1)
-
-
-def _watched(calls: Sequence[Any]) -> Iterator[Any]:
-    with Progress("scoring", len(calls)) as progress:
-        for call in calls:
-            yield call
-            progress.advance()
 
 
 def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str]:
@@ -131,7 +123,7 @@ def labelled(path: str, rules: Rules, needs_answer: bool, task: Task) -> Iterato
             raise DataError(prompt.problem.id, f"`right` is {is_right!r:.60}", remedy)
         listed = possible_answers(golds, prompt.problem.gold, rules.style)
         known = {"right" if is_right else "wrong": completion.text}
-        yield Sample(prompt, rules.style, rules.opened, listed, **known)
+        yield Sample(prompt, rules, listed, **known)
 
 
 def as_text(report: Report, has_all: bool) -> Iterator[str]:

@@ -129,7 +129,10 @@ class Custom(Grader):
         return bool(problem.messages) if self.format == "auto" else self.format == "chat"
 
     def _error(self, what: str, readings: Sequence[Reading] = ()) -> RewardError:
-        return RewardError(f"{KEY}={self.setting}", f"{what}{described(readings)}")
+        if readings:
+            first = f"problem {readings[0].problem.id}, completion {shown(readings[0].completion.text)}"
+            what += f" Sample: {first}" + (f", and {len(readings) - 1} more." if len(readings) > 1 else ".")
+        return RewardError(f"{KEY}={self.setting}", what)
 
 
 def required(function: Callable[..., Any]) -> list[str]:
@@ -147,13 +150,6 @@ def columns(readings: Sequence[Reading]) -> dict[str, list[Any]]:
         records.append({**known, "solution": problem.solution, "problem_id": problem.id, **problem.extra})
     names = {name: None for record in records for name in record}  # a set that keeps its order
     return {name: [record.get(name) for record in records] for name in names}
-
-
-def described(readings: Sequence[Reading]) -> str:
-    if not readings:
-        return ""
-    first = f"problem {readings[0].problem.id}, completion {shown(readings[0].completion.text)}"
-    return f" Sample: {first}" + (f", and {len(readings) - 1} more." if len(readings) > 1 else ".")
 
 
 def shown(value: Any) -> str:

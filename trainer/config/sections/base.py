@@ -50,9 +50,7 @@ class Section(BaseModel):
             if isinstance(part, int) and part.bit_length() > LARGEST_BITS:
                 raise ValueError("it is too large. Write a smaller number")
             if part == "" and Path in (kind, *get_args(kind)):
-                raise ValueError(
-                    "it is empty, which means the working folder. Name a folder, or write null"
-                )
+                raise ValueError("it is empty, which means the working folder. Name a folder, or write null")
             if isinstance(part, str) and NOT_IN_A_FILE.search(part):
                 raise ValueError("it has a character that a file cannot store. Leave that out")
             if isinstance(part, str) and re.match(r"~[\w.-]+(/|$)", part) and os.path.expanduser(part) == part:
