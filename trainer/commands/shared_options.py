@@ -71,8 +71,8 @@ def pop_folder(overrides: list[str]) -> Path | None:
 
 
 def fill_in_run(options: Namespace) -> None:
-    """Use the latest run if none is named, and expand `~`. A setting or a question in place of RUN is moved to the
-    overrides, among which RUN may stand behind settings."""
+    """Use the latest run if none is named, and expand `~`. A setting or a question in the place of RUN is moved to the
+    overrides, and a RUN that follows settings is taken from there."""
     for name, value in vars(options).items():
         if isinstance(value, Path):
             setattr(options, name, Path(os.path.expanduser(value)))  # the shell leaves `~` after an equals sign

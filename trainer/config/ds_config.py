@@ -11,7 +11,7 @@ from trainer.machine.installed_files import ROOT
 
 FOLDER = ROOT / "ds_configs"
 
-# Settings that belong elsewhere: two sources of truth are the classic DeepSpeed bug.
+# Settings that Octet itself fills in, or that it does not offer, with what to use instead.
 ELSEWHERE = {
     "train_batch_size": "rollout.problems and rollout.group_size",
     "train_micro_batch_size_per_gpu": "optim.tokens_per_micro_batch",
@@ -19,7 +19,7 @@ ELSEWHERE = {
     "gradient_clipping": "optim.max_grad_norm",
     "optimizer": "optim.name",
     "scheduler": "optim.schedule",
-    "torch_autocast": "model.dtype",  # it imports the modules that it names, and the next ones write over any file
+    "torch_autocast": "model.dtype",  # it imports the modules that it names; the next two write to any file
     "autotuning": "octet plan",
     "flops_profiler": "octet report RUN",
     **dict.fromkeys(("tensorboard", "wandb", "csv_monitor", "comet"), "run.track"),

@@ -27,7 +27,7 @@ from trainer.config.settings import Config
 from trainer.errors import ConfigError
 
 BASE, FORMAT, SUPERVISED = "base", "format", "supervised"
-# Settings that replace those of the first arm. `base` is no control, because every run evaluates it.
+# Settings that replace those of the first arm. `base` is not a control, because every run evaluates it.
 CONTROLS: Mapping[str, Mapping[str, Any]] = {
     FORMAT: {"reward.weights": {"format": 1.0}, "reward.custom": [], "reward.judge.url": None},
     "random": {"reward.control": "random"},

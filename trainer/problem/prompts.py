@@ -289,8 +289,8 @@ def _variables(chat_template: str) -> set[str]:
 
 
 def begun(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Return the tokens of a text that goes on: with the special tokens that the tokenizer adds before it, and without
-    those that some tokenizers, saved after a training, add after it."""
+    """Return the tokens of a text that another text follows: with the special tokens that the tokenizer adds before a
+    text, and without those that some tokenizers, saved after a training, add at its end."""
     plain, whole = (tuple(tokenizer(text, add_special_tokens=special)["input_ids"]) for special in (False, True))
     ends = range(len(whole), len(plain) - 1, -1)  # from the last, because no token of an empty text says where it is
     return whole[: next((end for end in ends if whole[end - len(plain) : end] == plain), len(whole))]

@@ -21,7 +21,7 @@ STYLES = {"gsm8k": "style", "boxed": "style", "tags": "answer"}  # which setting
 
 
 def check(config: Config, task: Task, problems: Sequence[Problem]) -> None:
-    """Raise DataError for tests that cannot run, or gold answers that no answer can match but a judge may use."""
+    """Raise DataError if tests cannot run, or if gold answers are compared and no answer can match them."""
     if "code" in config.reward.weights:
         for problem in problems:
             read_tests(problem, config.reward.code)

@@ -46,8 +46,8 @@ class Runs:
         return {str(place.relative_to(self.folder)): place for place in runs_in(self.folder)}
 
     def without_folder(self) -> list[str]:
-        """Return the names of the commands without a run folder, of which only a log is left. Other logs may be beside
-        it; only that of a command begins with it."""
+        """Return the names of commands whose run has no folder, so that only a log is left. Of the logs in this folder,
+        only those of commands begin with a command."""
         named, logs = self.named(), sorted(self.folder.glob("*.log"))
         return [log.stem for log in logs if log.stem not in named and not log.is_symlink() and _has_command(log)]
 
