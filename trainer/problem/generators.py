@@ -52,7 +52,7 @@ class GeneratorTask(Task):
         self.size = size = parameters.pop("size", SIZE)
         if type(size) is not int or size < LEVELS:
             remedy = f"Write {LEVELS} or more, such as {SIZE}"
-            raise ConfigError(f"task.gym.size={size}", "it is a number of problems", remedy)
+            raise ConfigError(f"task.gym.size={size}", "it is the number of problems in a pass", remedy)
         self.is_partial = parameters.pop("partial", False)
         if type(self.is_partial) is not bool:
             reason = "it says whether partly right answers are paid"
@@ -113,13 +113,13 @@ def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level
     if generator not in gym.factory.DATASETS:
         reason = f"there is no such generator.{did_you_mean(generator, gym.factory.DATASETS)}"
         raise ConfigError(f"task.name={task}", reason, f"There are: {', '.join(sorted(gym.factory.DATASETS))}")
+    if by_level and not gym.factory.has_curriculum(generator):
+        reason, remedy = f"{task} has no levels of difficulty", "Write task.curriculum=solve_rate"
+        raise ConfigError("task.curriculum=difficulty", reason, remedy)
     try:
         if not by_level:
             gym.create_dataset(generator, **parameters, seed=0, size=1)
             return [json.dumps(parameters)]
-        if not gym.factory.has_curriculum(generator):
-            reason, remedy = f"{task} has no levels of difficulty", "Write task.curriculum=solve_rate"
-            raise ConfigError("task.curriculum=difficulty", reason, remedy)
         versions = []
         for level in range(LEVELS):
             curriculum = gym.factory.create_curriculum(generator)
