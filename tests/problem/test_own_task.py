@@ -185,6 +185,12 @@ def test_levels_of_difficulty_are_for_a_curriculum():
     assert fmean(lengths[3]) > fmean(lengths[0])
 
 
+@pytest.mark.parametrize("name", ["aiw", "word_sorting"])
+def test_levels_leave_out_parameters_that_are_no_longer_themselves_as_json(name):
+    task = task_of(f"task.name=reasoning_gym:{name}", "task.gym={size: 40}", "task.curriculum=difficulty")
+    assert {problem.extra["difficulty"] for problem in task.train()} == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize(("generator", "attack"), [
     ("spiral_matrix", "[open({owned!r}, 'w').close()]"),  # its scoring calls eval on the answer
     ("countdown", "open({owned!r}, 'w')"),  # and this one sympy's parser, which does the same

@@ -117,28 +117,33 @@ def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level
         reason, remedy = f"{task} has no levels of difficulty", "Write task.curriculum=solve_rate"
         raise ConfigError("task.curriculum=difficulty", reason, remedy)
     try:
-        if not by_level:
-            gym.create_dataset(generator, **parameters, seed=0, size=1)
-            return [json.dumps(parameters)]
-        versions = []
-        for level in range(LEVELS):
-            curriculum = gym.factory.create_curriculum(generator)
-            curriculum.set_global_level(level)
-            usual = vars(curriculum.generate_configuration())
-            usual = {key: value for key, value in usual.items() if key not in ("seed", "size") and _is_json(value)}
-            versions.append(json.dumps({**usual, **parameters}))
-        return versions
+        of_levels = [_of_level(generator, level) for level in range(LEVELS)] if by_level else [{}]
+        versions = [json.dumps({**usual, **parameters}) for usual in of_levels]
+        for version in versions:
+            _data_set(generator, version, seed=0, count=1)
     except (TypeError, ValueError, AssertionError) as error:
         known = [key for key in vars(gym.factory.DATASETS[generator][1]()) if key not in ("seed", "size")]
-        reason = f"{task} does not take that ({error})"
-        raise ConfigError(f"task.gym={json.dumps(parameters)}", reason, f"It has: {', '.join(known)}") from None
+        reason = f"{task} does not take that{' on each level of difficulty' * by_level} ({error})"
+        named = f"task.gym={json.dumps(parameters, default=str)}"
+        raise ConfigError(named, reason, f"It has: {', '.join(known)}") from None
+    return versions
+
+
+def _of_level(generator: str, level: int) -> dict[str, Any]:
+    """Return the parameters of a level of the generator's own curriculum, without those that JSON does not have."""
+    import reasoning_gym
+
+    curriculum = reasoning_gym.factory.create_curriculum(generator)
+    curriculum.set_global_level(level)
+    usual = vars(curriculum.generate_configuration())
+    return {key: value for key, value in usual.items() if key not in ("seed", "size") and _is_json(value)}
 
 
 def _is_json(value: Any) -> bool:
-    try:
-        return bool(json.dumps(value))
-    except TypeError:
-        return False
+    """Return True for values that JSON does not change, except for a tuple, which becomes a list."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return value is None or type(value) in (bool, int, float, str, dict)
 
 
 @lru_cache(maxsize=32)
