@@ -230,7 +230,7 @@ def test_the_models_that_fit_a_card_are_listed_the_best_first(capsys):
 
 def test_the_command_below_the_list_has_what_was_asked(capsys):
     asked = "--vram 16 --recipe dapo --completion 64 run.steps=5"
-    assert f"octet plan --model NAME {asked} has" in octet_plan(capsys, *asked.split())[1]
+    assert f"octet plan --model NAME {asked} shows" in octet_plan(capsys, *asked.split())[1]
     assert octet_plan(capsys, "--card", "T4")[1].count("T4") == 2  # the card is named once, and in the command
 
 
