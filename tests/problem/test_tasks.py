@@ -105,7 +105,9 @@ def test_columns_of_choices_can_be_named_and_may_hold_lists(tmp_path):
 LISTED = [
     (["1", 2, "3"], 1, "2"),
     (["1", 2, "3"], "B", "2"),
-    (["1", 2, "3"], "2", "2"),
+    (["1", 2, "4"], "4", "4"),
+    (["0", "1", "2"], "2", "2"),  # its own index
+    (["one", "two", "three"], "1", "two"),  # as in HellaSwag
     (["A", "C", "B"], "A", "A"),
     (["1", 2, "3"], 1.0, "2"),  # as pandas writes a column in which one is missing
     ({"text": ["1", "2", "3"], "label": ["3", "1", "2"]}, "1", "2"),

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, get_args
 
 from trainer.answers import find
+from trainer.answers.choice import LETTERS
 from trainer.answers.number import has_comma, number, with_points
 from trainer.config.sections.task import PROMPT_STYLES, PromptSettings
 from trainer.config.settings import TaskSettings
@@ -83,6 +84,10 @@ class RecordsTask(DataTask):
         problems, column = super()._read_all(split, source), self.settings.solution
         if column and split == "train" and not any(column in (self.asked, *one.extra) for one in problems):
             raise DataError(source, f"no record has a column `{column}`", "Write task.solution=COLUMN")
+        for name in problems[0].extra if self.name == "records" else ():
+            if all(_names_one_of(one, name) for one in problems):
+                reason = f"the answers are places in the list `{name}`, which the questions do not show"
+                raise DataError(source, reason, f"Write task.name=multiple_choice task.choices={name}")
         return problems
 
     def _solution(self, record: Record) -> str:
@@ -201,6 +206,16 @@ def gold_of(answer: str, decimal: str = "point") -> str:
     if hashes == box:
         return with_points(answer.strip()) if decimal == "comma" else answer.strip()
     return (find.marked(answer, "boxed") if box > hashes else find.marked(answer[hashes:], "gsm8k")) or ""
+
+
+def _names_one_of(problem: Problem, column: str) -> bool:
+    """Return True if the gold answer is the index or the letter of a choice that the question does not show."""
+    value = problem.extra[column]
+    listed = _listed(value.get("text") if isinstance(value, Mapping) else value)  # ARC has labels beside the texts
+    if not isinstance(listed, list) or not 2 <= len(listed) <= len(LETTERS):
+        return False
+    names = {*LETTERS[: len(listed)], *map(str, range(len(listed)))}
+    return problem.gold in names and not all(str(one) in problem.question for one in listed)
 
 
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:

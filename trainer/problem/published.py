@@ -103,16 +103,18 @@ class MultipleChoiceTask(DataTask):
         choices = [Record(record.where, {column: one}).answer(column, "task.choices") for one in texts]
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
-        by_text, by_letter = {choice: choice for choice in choices}, dict(zip(LETTERS, choices))
+        by_text, by_index = {choice: choice for choice in choices}, dict(enumerate(choices))
+        by_name = {str(index): choice for index, choice in by_index.items()} | dict(zip(LETTERS, choices))
         by_label = dict(zip(map(str, labels), choices)) if isinstance(labels, list) else {}  # which may be numbers
         if len(by_label) == len(choices):  # and not marks of right and wrong
             right = (by_text | by_label).get(text)
         elif not isinstance(value, str):
-            right = dict(enumerate(choices)).get(value)
-        elif text in by_text and by_letter.get(text, text) != text:
-            raise DataError(record.where, f"`{answer}` is {text}, the letter of one choice and the text of another")
+            right = by_index.get(value)
+        elif text in by_text and by_name.get(text, text) != text:
+            reason = f"`{answer}` is {text!r}, the letter or the index of one choice and the text of another"
+            raise DataError(record.where, reason, "Write the index of the right one as a number")
         else:
-            right = (by_letter | by_text).get(text)
+            right = (by_name | by_text).get(text)
         if right is None:
             raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected an index from 0, a letter or a text")
         return right, choices
