@@ -10,6 +10,7 @@ import yaml
 
 from tests.conftest import ROOT, ran, refuses
 from trainer.answers import compare, find, number
+from trainer.config.paths import placed, stored
 from trainer.config.resolve import resolve
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
@@ -147,6 +148,48 @@ def test_the_same_records_come_out_of_every_format(tmp_path):
     del rows[1]["n"]  # of JSON lines that omit a column, rewards get None, as of a `datasets.Dataset`
     omitted = read(write(tmp_path / "b.jsonl", *rows[::-1]), **named)
     assert [one.extra for one in omitted] == [{"antwoord": "2", "n": None}, {"antwoord": "1", "n": "x"}]
+
+
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory):
+    """A folder with ten records in each form in which `datasets` writes several files, with two records to test on."""
+    import datasets
+
+    folder = tmp_path_factory.mktemp("sets")
+    train, test = datasets.Dataset.from_list(many(10)), datasets.Dataset.from_list([GOOD, word_problem("better?")])
+    train.save_to_disk(str(folder / "saved"))
+    both = datasets.DatasetDict({"train": train, "test": test})
+    both.save_to_disk(str(folder / "splits"), num_shards={"train": 2, "test": 1})
+    for part in ("shards", "shards/data"):
+        (folder / part).mkdir()
+    for index in range(2):
+        train.shard(2, index).to_parquet(folder / f"shards/data/train-0000{index}-of-00002.parquet")
+    test.to_parquet(folder / "shards/data/test-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(("path", "settings", "held_out"), [
+    ("saved", {}, 3), ("splits", {}, 3), ("shards", {}, 3), ("shards/data/train-*.parquet", {}, 3),
+    ("splits", {"test_split": "test"}, 2), ("shards", {"test_split": "test"}, 2),
+    ("saved", {"test_path": "shards/data/te*.parquet"}, 2), ("splits", {"split": "test", "test_path": "saved"}, 10),
+])  # fmt: skip
+def test_a_set_in_several_files_is_one(in_parts, monkeypatch, path, settings, held_out):
+    monkeypatch.chdir(in_parts)
+    task = task_of("records", path=path, **settings)
+    of_train = 2 if settings.get("split") else 10
+    assert (len(task.train()), len(task.test())) == (of_train - held_out * (not settings), held_out)
+    kept = placed(stored({"task": {"path": path}}, in_parts / "run"), in_parts / "run")["task"]["path"]
+    assert Path(kept) == in_parts / path
+
+
+@pytest.mark.parametrize(("path", "settings", "key"), [
+    ("saved", {"test_split": "test"}, "task.test_split"), ("splits", {"split": "dev"}, "task.path"),
+    ("shards", {"split": "dev"}, "task.path"), ("shards/dev-*.parquet", {}, "task.path"),
+])  # fmt: skip
+def test_a_split_that_is_missing_is_refused(in_parts, monkeypatch, path, settings, key):
+    monkeypatch.chdir(in_parts)
+    with refuses(key, DataError):
+        task_of("records", path=path, **settings).test()
 
 
 def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):

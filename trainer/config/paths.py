@@ -1,5 +1,6 @@
 """Settings that name files, as a run folder stores them, so that it can be read from anywhere and be moved."""
 
+import glob
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ def place(folder: Path, path: str) -> str:
 
 def stored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return settings whose paths are relative to the run folder if they are inside, else absolute."""
-    return _with_paths(settings, lambda text: place(folder, text) if os.path.exists(os.path.expanduser(text)) else text)
+    return _with_paths(settings, lambda text: place(folder, text) if _exists(os.path.expanduser(text)) else text)
 
 
 def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -51,9 +52,13 @@ def placed(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     def here(text: str) -> str:
         own = apart(os.path.dirname(text))
         copy = folder / (own if (folder / own).exists() else CODE) / os.path.basename(text)
-        return next(filter(os.path.exists, (str(folder / text), text, str(copy))), text)
+        return next(filter(_exists, (str(folder / text), text, str(copy))), text)
 
     return _with_paths(settings, here)
+
+
+def _exists(text: str) -> bool:
+    return os.path.exists(text) or bool(glob.glob(text))  # a pattern, such as train-*.parquet
 
 
 def _with_paths(settings: Mapping[str, Any], path: Callable[[str], str]) -> dict[str, Any]:
@@ -62,7 +67,7 @@ def _with_paths(settings: Mapping[str, Any], path: Callable[[str], str]) -> dict
 
     def replaced(text: Any, key: str) -> Any:
         file = file_of(text) if isinstance(text, str) else ""
-        is_path = key in FOLDERS or "." in file or os.sep in file or (key in MODELS and file != "nano")
+        is_path = key in (*DATA, *FOLDERS) or "." in file or os.sep in file or (key in MODELS and file != "nano")
         return f"{path(file)}{text[len(file) :]}" if is_path and file else text
 
     for key in PATHS:

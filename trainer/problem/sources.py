@@ -2,6 +2,7 @@
 
 import codecs
 import csv
+import glob
 import json
 import logging
 import re
@@ -15,7 +16,7 @@ from itertools import islice
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 from trainer.config.settings import TaskSettings
 from trainer.errors import DataError
@@ -99,14 +100,17 @@ def is_unicode(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    path: Path
+    path: Path  # or a pattern, or a folder of Parquet files
+    parts: tuple[Path, ...] = ()  # the files that the pattern or the folder stands for
+    has_splits: bool = False
 
     def __str__(self) -> str:
         return str(self.path)
 
     def records(self) -> Iterator[Record]:
         try:
-            yield from READERS[self.path.suffix.lower()](self.path)
+            for part in self.parts or (self.path,):
+                yield from READERS[part.suffix.lower()](part)
         except OSError as error:
             reason = error.strerror or str(error).partition("\n")[0]  # pyarrow's for a damaged page has only a text
             raise DataError(self.path, f"it cannot be read ({reason})") from None
@@ -119,6 +123,7 @@ class HubSet:
     name: str
     subset: str | None
     split: str
+    has_splits: ClassVar[bool] = True
 
     def __str__(self) -> str:
         return f"{self.name} {self.split}"
@@ -136,13 +141,38 @@ class HubSet:
             reason = f"it cannot be loaded from the hub ({type(error).__name__}: {first_line})"
             remedy = "Connect to the internet once, `hf auth login` if it is gated, or write task.data_dir=FOLDER"
             raise DataError(self, reason, remedy) from None
-        kinds = getattr(rows, "features", {})
-        short = [name for name, kind in kinds.items() if kind == datasets.Value("float32")]  # and no array of it
-        for index, row in enumerate(rows):
-            yield Record(f"{self}[{index}]", {**row, **{name: _shortest(row[name]) for name in short}})
+        yield from _records(str(self), rows)
 
 
-Source = File | HubSet
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A folder that `save_to_disk` of the package `datasets` has written for a `Dataset`."""
+
+    folder: Path
+    has_splits: bool  # it is part of the folder of a `DatasetDict`
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def records(self) -> Iterator[Record]:
+        import datasets
+
+        try:
+            yield from _records(str(self), datasets.load_from_disk(str(self)))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise DataError(self, f"it cannot be read ({type(error).__name__}: {error})") from None
+
+
+Source = File | HubSet | Saved
+
+
+def _records(source: str, rows: Any) -> Iterator[Record]:
+    import datasets
+
+    kinds = getattr(rows, "features", {})
+    short = [name for name, kind in kinds.items() if kind == datasets.Value("float32")]  # and no array of it
+    for index, row in enumerate(rows):
+        yield Record(f"{source}[{index}]", {**row, **{name: _shortest(row[name]) for name in short}})
 
 
 def _shortest(value: float | None) -> float | None:
@@ -298,7 +328,7 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
     elif named is None:
         return None
     source = _named(setting, name, settings.subset, named or "test")
-    if isinstance(source, File) and (key, named) not in (("split", "train"), ("test_split", None)):
+    if not source.has_splits and (key, named) not in (("split", "train"), ("test_split", None)):
         other = ", or write task.test_path=FILE" if settings.test_path is None else ""
         raise DataError(f"task.{key}={named}", f"{source} has no splits", f"Leave it out{other}")
     return source
@@ -307,14 +337,31 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
 def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     path = Path(name).expanduser()
     if path.is_dir():
-        raise DataError(f"{setting}={name}", "it is a folder", f"Write task.data_dir={name}, with train.jsonl in it")
+        return _in_folder(f"{setting}={name}", path, split)
     if path.exists() and path.suffix.lower() not in READERS:
         remedy = "Save a spreadsheet as CSV and an Arrow table as Parquet, and call a .tsv file .csv"
         raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
     if path.suffix.lower() in READERS:
-        if not path.is_file():
+        parts = () if path.is_file() else tuple(Path(part) for part in sorted(glob.glob(str(path))))
+        if not path.is_file() and not parts:
             raise DataError(f"{setting}={name}", "there is no such file", f"Write {setting}=FILE{HERE}")
-        return File(path)
+        return File(path, parts)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise DataError(f"{setting}={name}", f"it is neither a file ({ENDINGS}) nor a name on the hub, owner/name")
     return HubSet(name, subset, split)
+
+
+def _in_folder(named: str, folder: Path, split: str) -> Source:
+    """Return the set of this split that `datasets` has saved in a folder, or the Parquet files that name the split."""
+    has_splits = (folder / "dataset_dict.json").is_file()
+    saved = folder / split if has_splits else folder
+    if (saved / "state.json").is_file():
+        return Saved(saved, has_splits)
+    files = sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")])
+    parts = tuple(file for file in files if split in re.split(r"[\W_]", str(file.relative_to(folder))))
+    if not parts:
+        reason = f"this folder has neither a set of `datasets` nor Parquet files of the split {split}"
+        pattern = f"task.path='{folder}/*.parquet' for all of these, or "
+        remedy = f"Write {pattern if files else ''}task.data_dir={folder}, with train.jsonl in it"
+        raise DataError(named, reason, remedy)
+    return File(folder, parts, has_splits=True)

@@ -72,15 +72,16 @@ class TaskSettings(Section):
     data_dir: Path | None = None
     """A folder with `train` and `test` as .jsonl, .json, .csv or .parquet; without it, the data come from the hub."""
     path: str | None = None
-    """One .jsonl, .json, .csv or .parquet file, or a data set on the hub such as `owner/name`."""
+    """A .jsonl, .json, .csv or .parquet file, or several (`train-*.parquet`), a folder of Parquet files or of
+    `save_to_disk`, or a data set on the hub such as `owner/name`."""
     test_path: str | None = None
-    """The held-out problems: a file or a data set on the hub."""
+    """The held-out problems, named in the same way."""
     subset: str | None = None
     """Configuration of the data set on the hub."""
     split: str = "train"
-    """Split of the data set on the hub to train on."""
+    """Split of the data set to train on."""
     test_split: str | None = None
-    """Split of the data set on the hub to hold out."""
+    """Split of the data set to hold out."""
     question: str | None = None
     """Column of the question; the default depends on the task."""
     answer: str | None = None
