@@ -196,6 +196,14 @@ def test_a_function_of_the_user_gets_what_fits_its_annotations_and_its_errors_ar
         assert own("template").step(turn)[0].startswith(said)
 
 
+def test_the_first_error_of_a_function_is_printed_with_its_line(own, capsys):
+    wrong, raising = "```trip\nRome\n```", "```lookup\nMars\n```"
+    for calls in (wrong, raising, raising):
+        own("fenced").step(calls)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'return {"France"' in line
+
+
 def test_a_list_in_the_tags_of_a_template_is_read_as_json(own, tmp_path):
     tools = ToolCalls(tools_of([f"{tmp_path}/mine.py:total"], seconds=0.5), "template")
     assert tools.step(of_qwen35("total", numbers=[1, 2]))[0] == "3"

@@ -39,6 +39,7 @@ def rising(low: float, high: float):
 
 CASES = {"cut off": run(truncated=0.6), "thinking fills the limit": run(truncated=0.6, unfinished_thinking=0.5)}
 CASES |= {"answers alike": run(distinct=0.2, dead_groups=0.8), "repetition": run(repetitive=0.5)}
+CASES |= {"tools fail": run(tool_errors=0.98)}
 CASES |= {"answers grow": run(length=rising(100, 400)), "answers shrink": run(length=rising(400, 40))}
 CASES |= {"all wrong": run(**{"dead_groups/wrong": 0.95}), "all right": run(**{"dead_groups/right": 0.98})}
 CASES |= {"small groups": run("rollout.group_size=2", dead_groups=0.8, **{"accuracy/strict": 0.2})}

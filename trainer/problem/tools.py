@@ -11,8 +11,10 @@ A turn without a call ends the answer.
 """
 
 import ast
+import inspect
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from trainer.answers.strip_thinking import after_thinking
 from trainer.errors import ConfigError
 from trainer.machine import user_code
 from trainer.machine.hardware import cores_of_rank
+from trainer.machine.safe_text import print
 from trainer.machine.threads import finished
 from trainer.records import Problem
 from trainer.sandbox.confine import Limits
@@ -44,6 +47,7 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _LIST = re.compile(r"\[(\w+\(.*\))\]\s*\Z", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_SAID = set[tuple[Path, str]]()  # functions of the user whose first error was printed
 # Errors that a malformed call may cause.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError)
 _REPORTING = """
@@ -113,7 +117,17 @@ class OwnTool:
         if isinstance(call.error, ValidationError):
             flaws = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in call.error.errors())
             return f"Error: {'; '.join(flaws)}."
+        if call.error is not None:
+            self._say(call.error)
         return str(call.result) if call.error is None else f"Error: {user_code.where(call.error, Path())}"
+
+    def _say(self, error: BaseException) -> None:
+        """Print the first error that the function raises. The model sees all of them as replies."""
+        path = Path(getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", "no file"))
+        where = user_code.where(error, path)
+        if where != user_code.where(error, Path()) and (path, self.name) not in _SAID:  # the call itself was right
+            _SAID.add((path, self.name))
+            print(f"octet: the tool {self.name} raised {where}; its errors are replies.", file=sys.stderr, flush=True)
 
     def _result(self, written: Any) -> str:
         if isinstance(written, str):

@@ -99,6 +99,13 @@ def empty(history: History) -> Iterator[str]:
         yield f"{share:.0%} of the answers are empty"
 
 
+@rule("tools fail", "Correct the tool whose first error the run printed, or its docstring.")
+def tools_fail(history: History) -> Iterator[str]:
+    """The model does not get the results that it asks for."""
+    if (share := history.now("tool_errors")) > 0.9:
+        yield f"{share:.0%} of the replies of tools have an error"
+
+
 @rule(
     "answers grow",
     "Read samples.jsonl first. Lower rollout.max_new_tokens, or end answers where they are done: rollout.stop.",
