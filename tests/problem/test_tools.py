@@ -132,6 +132,7 @@ def test_calls_in_fenced_blocks():
 
 OWN = """
 import time
+from typing import Literal
 
 def lookup(country: str) -> int:
     '''Return the population of a country.
@@ -160,6 +161,24 @@ def total(numbers: list[int]) -> int:
         numbers: All of them.
     '''
     return sum(numbers)
+
+def ship(size: Literal["small", "large"] = "small") -> str:
+    '''Return a price.
+
+    Args:
+        size: Of the parcel.
+    '''
+    return size
+
+def pack(size: Literal["small", "large"], weight: Literal[1, 2], note: int | str = 3) -> str:
+    '''Pack it.
+
+    Args:
+        size: Of the parcel.
+        weight: Of it.
+        note: To add.
+    '''
+    return size
 
 def now() -> str:
     '''Return the time.'''
@@ -220,11 +239,18 @@ def test_a_function_of_the_user_is_described_in_both_forms(own):
     lines = own("fenced").request.splitlines()
     assert lines[-1] == "now: Return the time."
     assert lines[-3] == "lookup: Return the population of a country. Write country (string): Its English name."
-    assert lines[-2].endswith("Write JSON with city (string): Where to; days (integer): How many; "
-                              "cost (number): Of a day; sleeps (boolean): Whether at a hotel.")  # fmt: skip
+    cost = "cost (number, by default 1.0): Of a day; sleeps (boolean, by default true): Whether at a hotel."
+    assert lines[-2].endswith(f"Write JSON with city (string): Where to; days (integer): How many; {cost}")
     *_, lookup, trip, _ = own("fenced").tools.values()
     assert (lookup.example, json.loads(trip.example)["city"]) == ("COUNTRY", "CITY")
     assert trip.schema["function"]["parameters"]["required"] == ["city", "days"]
+
+
+def test_choices_and_defaults_are_in_the_description(own, tmp_path):
+    ship, pack = tools_of([f"{tmp_path}/mine.py:{name}" for name in ("ship", "pack")])
+    assert ship.about.endswith("Write size (small or large, by default small): Of the parcel.")
+    assert 'size ("small" or "large"): Of the parcel; weight (1 or 2): Of it; ' in pack.about
+    assert "note (integer or string, by default 3): To add." in pack.about
 
 
 def test_python_runs_in_the_sandbox():

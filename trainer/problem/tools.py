@@ -95,11 +95,18 @@ class OwnTool:
     @property
     def about(self) -> str:
         about, form = str(self.schema["function"]["description"]), "Write" if self._is_plain else "Write JSON with"
-        known = [
-            (name, one.get("type", "any"), one["description"].rstrip(".")) for name, one in self._parameters.items()
-        ]
-        parts = [f"{name} ({kind}): {text}" for name, kind, text in known]
+        known = self._parameters.items()
+        parts = [f"{name} ({self._kind(name, one)}): {one['description'].rstrip('.')}" for name, one in known]
         return f"{about} {form} {'; '.join(parts)}." if parts else about
+
+    def _kind(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return what an argument may be: its type or its choices, and its default if it has one."""
+        written: Callable[[Any], str] = str if self._is_plain else partial(json.dumps, default=repr)
+        types = schema.get("type", "any")
+        choices = map(written, schema["enum"]) if "enum" in schema else [types] if isinstance(types, str) else types
+        default = inspect.signature(self.function).parameters[name].default
+        kind = " or ".join(choices)
+        return kind if default is inspect.Parameter.empty else f"{kind}, by default {written(default)}"
 
     @property
     def example(self) -> str:
