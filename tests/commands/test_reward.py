@@ -190,6 +190,9 @@ def endless(completions, **columns):
 def wide(completions, **columns):
     return [9.0 * text.count("#") for text in completions]
 
+def nothing(completions, **columns):
+    return [None for _ in completions]
+
 def copied(completions, question, **columns):
     return [float(one in text) for text, one in zip(completions, question)]
 """
@@ -199,6 +202,7 @@ FOUND_WITHOUT_ANSWERS = {
     "later": "`later` is not deterministic",
     "endless": "a plain text, ten times as long; a plain text, format marks, 25 times; ",
     "wide": "`wide` is not bounded",
+    "nothing": "`nothing` is None for every text",
     "copied": "`copied` pays more than for a plain text, 1 and 0 on average: the prompt, copied",
     "score": "`score` pays no text that was tried more than it pays here, 0.5 on average: the prompt, copied",
 }
