@@ -246,4 +246,12 @@ def test_the_line_that_is_shown_names_the_columns_and_a_question_stands_for_them
     assert status == 1, "its half a point for any text is found"
 
 
+def test_a_labelled_question_that_is_not_in_the_task_is_named(capsys, orders, tmp_path):
+    line = {"question": "Order 99", "completion": "x", "right": False}
+    for lines, named in (([line], "Order 99"), ([line | {"city": "Bonn", "name": "Ann"}], "one kind only")):
+        labelled = write_lines(tmp_path / "labelled.jsonl", lines)
+        status, out, err = octet_on_orders(capsys, orders, tmp_path, "score", "--labelled", labelled)
+        assert (status > 0, named in out + err) == (True, True), err
+
+
 OF_ANY = ["as it is", "space around it"]  # the variants of a right text whose form is not known

@@ -24,11 +24,10 @@ from trainer.plan import downloads
 from trainer.problem.task import Task, make_task, normalised, training_problems
 from trainer.records import Problem
 from trainer.reward import gold_check
-from trainer.reward.built_in import Rules
 from trainer.reward.custom import Custom, required
 from trainer.reward.exploits import CHANGES, Report, Sample, examine, possible_answers, samples_of
 from trainer.reward.judge import Judge
-from trainer.reward.make import make_scorer, rules_of, worked
+from trainer.reward.make import make_scorer, worked
 from trainer.reward.scorer import Scorer
 
 SHOWN = 60  # characters of a value in the example of a labelled line
@@ -50,14 +49,13 @@ def run(options: Namespace) -> None:
     config = score.settings_for(options, options.data_dir)
     downloads.check(config, needs_data=not options.labelled)
     task = make_task(config.task)
-    rules = rules_of(config, task)
+    scorer = make_scorer(config, task)
     if options.labelled:
-        samples = [*labelled(options.labelled, rules, score.has_answers(config), task)]
+        samples = [*labelled(options.labelled, scorer, score.has_answers(config), task)]
     else:
         problems = training_problems(task, config.task, config.run.seed)
         gold_check.check(config, task, problems)
-        samples = samples_of(problems[: options.n], rules)
-    scorer = make_scorer(config, task)
+        samples = samples_of(problems[: options.n], scorer.rules)
     for judge in (grader for grader in scorer.graders if isinstance(grader, Judge) and samples):
         # if it cannot grade, all rewards are missing, and the findings would be wrong
         judge.rehearse(scorer.read(samples[0].prompt, worked(samples[0].prompt.problem)))
@@ -97,21 +95,31 @@ def outvoting(config: Config, among_equals: Mapping[str, float]) -> Iterator[str
 
 def _example(scorer: Scorer, problem: Problem) -> str:
     """Return a labelled line with the columns of a problem that the functions ask for."""
-    asked = {name for one in scorer.graders if isinstance(one, Custom) for name in required(one.function)}
+    asked = _asked(scorer)
     columns = {"question": problem.question, **{name: problem.extra[name] for name in problem.extra if name in asked}}
     shown = {name: value if len(repr(value)) <= SHOWN else "..." for name, value in columns.items()}
     return json.dumps({**shown, "completion": "what a model may write", "right": True}, ensure_ascii=False, default=str)
 
 
-def labelled(path: str, rules: Rules, needs_answer: bool, task: Task) -> Iterator[Sample]:
+def _asked(scorer: Scorer) -> set[str]:
+    return {name for one in scorer.graders if isinstance(one, Custom) for name in required(one.function)}
+
+
+def labelled(path: str, scorer: Scorer, needs_answer: bool, task: Task) -> Iterator[Sample]:
     """Read completions that are known to be right or wrong. A question of the task stands for its other columns."""
-    columns: dict[str, Mapping[str, Any]] = {}
+    rules, columns = scorer.rules, dict[str, Mapping[str, Any]]()
+    asked = _asked(scorer) | ({"answer"} if needs_answer else set())
     with suppress(OctetError):  # the data may be elsewhere
         problems = [] if task.hub_sets() else [*task.train(), *task.test()]
         columns = {normalised(one.question): {"answer": one.gold, **one.extra} for one in problems}
 
     def filled(line: Mapping[str, Any]) -> dict[str, Any]:
-        return {**columns.get(normalised(str(line.get("question"))), {}), **line}
+        known = columns.get(normalised(str(line.get("question"))))
+        others = next(iter(columns.values()), {})  # what a question of the task would stand for
+        if "question" in line and known is None and (missing := sorted(asked & others.keys() - line.keys())):
+            reason = f"the question {line['question']!r:.60} is not in the task, so there is no `{missing[0]}`"
+            raise DataError(path, reason, "Write a question of the task, or its columns into the line")
+        return {**(known or {}), **line}
 
     with score.open_lines(path) as lines:
         given = list(score.samples(lines, path, rules, needs_answer, {}, filled))
