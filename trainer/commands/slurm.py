@@ -106,16 +106,23 @@ def run(options: Namespace) -> None:
             if (SERVERS in of_line.rollout.vllm.urls) != bool(vllm):
                 reason = "the jobs of an array are alike, with or without servers"
                 raise ConfigError("rollout.vllm.start", reason, "Write --vllm N for all runs, or leave it out")
-            _check(of_line, request)
+            check(of_line, request)
         except ValueError as error:  # of the settings, or of a quote that is not closed
             raise ConfigError(f"--sweep {options.sweep}, run {number} ({line})", str(error)) from None
     slurm(config, options.preset, request, options.dry_run)
 
 
 def _resolved(options: Namespace, line: Sequence[str] = ()) -> Config:
+    servers = ["rollout.vllm.start=true"] if options.vllm else []
+    config = of_job(options.preset, options.recipe, [*servers, *options.overrides, *line])
+    if servers and SERVERS not in config.rollout.vllm.urls:
+        raise ConfigError("rollout.vllm.start=false", f"--vllm {options.vllm} starts servers", "Leave one of them out")
+    return config
+
+
+def of_job(preset: str, recipe: str | None, settings: Sequence[str]) -> Config:
     """Return the settings of a run. If it starts vLLM servers, the script of the job does that in its place."""
-    settings = [*options.overrides, *(["rollout.vllm.start=true"] if options.vllm else []), *line]
-    config = resolve(options.preset, options.recipe, settings)
+    config = resolve(preset, recipe, settings)
     vllm = config.rollout.vllm
     if not vllm.start:
         return config
@@ -124,9 +131,9 @@ def _resolved(options: Namespace, line: Sequence[str] = ()) -> Config:
             reason = "a job has one server for each GPU that is not trained on"
             remedy = "Leave it out. See --vllm, and OCTET_VLLM_PYTHON and OCTET_VLLM_ARGUMENTS in slurm/site.env"
             raise ConfigError(f"rollout.vllm.{name}", reason, remedy)
-    of_job = ["rollout.engine=vllm_server", "rollout.vllm.start=false", f"rollout.vllm.urls={SERVERS}"]
+    in_job = ["rollout.engine=vllm_server", "rollout.vllm.start=false", f"rollout.vllm.urls={SERVERS}"]
     try:
-        return resolve(options.preset, options.recipe, [*settings, *of_job])
+        return resolve(preset, recipe, [*settings, *in_job])
     except ConfigError as error:
         reason = f"the job starts the servers, not the run, and {error.reason}"
         raise ConfigError("rollout.vllm.start=true", reason, "Leave it out, and --vllm") from None
@@ -137,7 +144,7 @@ def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
     the jobs of a chain, in quarters of an hour."""
     if request.grid:
         raise ConfigError("--time auto", "the runs of a --sweep take different times", "Write --time HH:MM:SS")
-    _check(config, request)
+    check(config, request)
     ranks = request.ranks(request.least or request.nodes)
     planner = Planner(shape_of(config.model.name, config.model.revision), config, ranks, 0)
     time = hours.estimate(options, planner, "")
@@ -150,7 +157,7 @@ def _limit(config: Config, request: JobRequest, options: Namespace) -> str:
 
 
 def slurm(config: Config, preset: str, request: JobRequest, dry_run: bool) -> None:
-    _check(config, request)
+    check(config, request)
     folder = config.run.dir or RUNS / f"{Path(preset).stem}-{datetime.now():%Y%m%d-%H%M%S}"
     if not request.grid:  # on a node this would be said after the job has waited in the queue
         changed_settings.refuse_other_settings(folder, config)
@@ -267,7 +274,7 @@ def _words(line: str) -> list[str]:
     return list(lexer)
 
 
-def _check(config: Config, request: JobRequest) -> None:
+def check(config: Config, request: JobRequest) -> None:
     ds_config.check(config, has_gpu=True)
     if min(map(request.ranks, range(request.least or request.nodes, request.nodes + 1))) < 1:
         asked = f"--nodes {request.range} --gpus {request.gpus} --vllm {request.vllm}"

@@ -16,7 +16,7 @@ from subprocess import STDOUT, Popen
 from typing import Any
 
 from trainer.commands.shared_options import add_overrides, positive, words_of
-from trainer.commands.slurm import JobRequest, slurm
+from trainer.commands.slurm import JobRequest, check, of_job, slurm
 from trainer.config.resolve import flat, overrides_of, resolve
 from trainer.config.study import SUPERVISED, Study, StudyRun, read_study
 from trainer.errors import ConfigError, DataError, OctetError, counted
@@ -239,6 +239,12 @@ def _submit(study: Study, options: Namespace) -> None:
         reason = "only some runs have it, and the jobs of an array are alike"
         raise ConfigError("rollout.vllm.start=true", reason, "Write it for all runs, under `settings`")
     grid = study.folder / f"grid-{1 + len([*study.folder.glob('grid-*')])}"  # earlier arrays still read their own
+    request = JobRequest(1, options.gpus, options.time, grid, tasks=len(ready), vllm=int(starts.pop()))
+    for one in ready:
+        try:
+            check(of_job(study.file.preset, study.file.recipe, one.overrides), request)
+        except ConfigError as error:
+            raise ConfigError(f"{study.path}, arm {one.arm}", str(error)) from None
     lines = [f"{shlex.join(one.overrides)}\n" for one in ready]
     if options.dry_run:
         print(f"# {grid}:\n{''.join(f'#   {line}' for line in lines)}")
@@ -246,7 +252,6 @@ def _submit(study: Study, options: Namespace) -> None:
         study.folder.mkdir(parents=True, exist_ok=True)
         disk.replace(grid, "".join(lines).encode())
     config = resolve(study.file.preset, study.file.recipe, overrides_of({"run.dir": str(study.folder)}))
-    request = JobRequest(1, options.gpus, options.time, grid, tasks=len(ready), vllm=int(starts.pop()))
     slurm(config, study.file.preset, request, options.dry_run)
     if not options.dry_run:
         print(f"judge   {shlex.join(['octet', 'study', str(options.file), *options.overrides, '--collect'])}")
