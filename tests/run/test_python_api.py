@@ -79,7 +79,9 @@ before = state()
 seen = []
 def keep(step, metrics):
     seen.append([step, metrics["reward/mean"]])
-    return step == 2  # nothing is left to stop
+    if step == 2:
+        raise StopIteration  # nothing is left to stop
+    return True  # as the `update` of a progress bar does, which stops nothing
 
 result = train(
     resolve("nano", None, [*few, "run.dir=first"]), reward=score, data=data[:50], test=data[50:], on_step=keep
@@ -105,7 +107,7 @@ with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as er
             resolve("nano", None, [*few, "run.dir=stopped", "run.steps=3"]),
             reward=lambda completions, **columns: [math.sqrt(len(text)) for text in completions],
             data=data,
-            on_step=lambda step, metrics: print("made", step) or True,
+            on_step=lambda step, metrics: print("made", step) or next(iter(())),
             quiet=True,
         )
     except Interrupted as error:

@@ -30,7 +30,7 @@ class Request:
     accepts_changes: bool = False  # resume although the user's code has changed
     is_python: bool = False  # train() was called, instead of a command
     only_here: bool = False  # its functions cannot be called from their copies, so no other process can have them
-    on_step: Callable[[int, Mapping[str, float]], object] | None = None  # is called after each step; True stops the run
+    on_step: Callable[[int, Mapping[str, float]], object] | None = None  # is called after each step
 
     @property
     def resolved(self) -> str:

@@ -58,13 +58,13 @@ def train(
             reward; `reward.weights` is added if you set it yourself, and that of a preset is not.
         data: The training problems, as a list of dictionaries or a `datasets.Dataset`.
         test: The held-out problems; by default a share of `data`.
-        on_step: A function that is called after each step with its number and its metrics. If it returns True, the run
-            saves this step and stops.
+        on_step: A function that is called after each step with its number and its metrics. If it raises StopIteration,
+            the run saves this step and stops.
         quiet: Print nothing, neither progress nor warnings. What `on_step` prints is printed.
 
     Raises:
-        OctetError: The error that the command would print. Nothing here ends the process. After `on_step` has returned
-            True it is `Interrupted`.
+        OctetError: The error that the command would print. Nothing here ends the process. After the
+            StopIteration of `on_step` it is `Interrupted`.
     """
     config = resolve("nano") if config is None else config
     if not isinstance(config, Config):

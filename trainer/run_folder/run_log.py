@@ -8,8 +8,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from trainer.config.settings import Config
 from trainer.machine.exits import finishing
 from trainer.policy import Policy
@@ -57,7 +55,7 @@ class RunLog:
         self, done: int, groups: Sequence[ScoredGroup], metrics: Mapping[str, float], measured: Mapping[str, float]
     ) -> None:
         """Log a step and show it. Raise TrainingError if its metrics or the `measured` values must end the run, and
-        what the caller's function raises. If that returns True, the run stops after this step."""
+        what the caller's function raises. After its StopIteration the run stops when this step is saved."""
         if self.journal:
             lock.must_still_be_ours(self.folder)
             self.journal.metrics(done, metrics)
@@ -69,9 +67,12 @@ class RunLog:
         if done == 1 and self.config.reward.control == "none":
             self.screen.answers(groups, self.config.reward.all_weights)
         self.alarms.step(done, {**metrics, **measured})
-        answer = self.on_step and self.on_step(done, dict(metrics))
-        if isinstance(answer, bool | np.bool_) and answer and done < self.total_steps:
-            self.stopping.asked = "on_step returned True"
+        try:
+            if self.on_step:
+                self.on_step(done, dict(metrics))
+        except StopIteration:
+            if done < self.total_steps:
+                self.stopping.asked = "on_step raised StopIteration"
 
     def save(self, policy: Policy, done: int) -> None:
         """Save a checkpoint of the policy and of the other state of the run."""
