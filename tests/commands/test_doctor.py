@@ -74,6 +74,10 @@ def test_a_run_that_goes_on_has_its_room_already(small_disk):
     (folder / "run/merged.bin").write_bytes(b"\0" * 8_000_000)
     needs = preflight.Needs(download=0, run=9_600_000, ram=0)
     assert [finding.severity for finding in preflight.disk(needs, folder / "run")] == ["note"]
+    (folder / "run/config.yaml").touch()
+    for place, elsewhere in (("run", False), ("new", True)):  # a run is resumed where it is
+        (finding,) = preflight.disk(preflight.Needs(download=0, run=99_000_000, ram=0), folder / place)
+        assert ("run.dir=FOLDER" in finding.remedy) == elsewhere
 
 
 @pytest.mark.parametrize("write", [

@@ -56,7 +56,7 @@ def _leaves(value, path=()):
 
 
 def test_an_evaluation_in_another_form_is_refused_by_name(copied):
-    """Each value of eval.json in turn is another one, or left out. A page is then made, or the folder is named."""
+    """Each value of eval.json in turn is another one, or left out. A page is then made, or the file is named."""
     folder = copied("other")
     whole = json.loads((folder / "eval.json").read_text())
     refused = []
@@ -77,4 +77,7 @@ def test_an_evaluation_in_another_form_is_refused_by_name(copied):
             except DataError as error:
                 refused.append(str(error))
     assert len(refused) > 100
-    assert all(f"{folder}: it is not as Octet writes it" in said for said in refused)
+    assert all(
+        f"{folder}: a file in it, such as eval.json or metrics.jsonl, is not as Octet writes it" in said
+        for said in refused
+    )

@@ -177,7 +177,9 @@ def disk(wanted: "Needs", folder: Path) -> Iterator[Finding]:
         free, size, settings, what = free_disk(folders[0]), sum(sizes), ", ".join(keys), " and ".join(names)
         if free < size:
             text = f"{settings}: {what} need {amount(size)}, and {amount(free)} are free on that disk"
-            yield Finding("end", "disk", text, f"Make room, or write another {keys[0].partition('=')[0]}=FOLDER.")
+            key, is_resumed = keys[0].partition("=")[0], (folder / "config.yaml").is_file()
+            other = "" if key == "run.dir" and is_resumed else f", or write another {key}=FOLDER"
+            yield Finding("end", "disk", text, f"Make room{other}.")
         else:
             yield Finding("note", "disk", f"{amount(free)} free for {settings}; {what} need {amount(size)}")
 

@@ -38,7 +38,8 @@ def as_written(*paths: Path, remedy: str = "Leave it out") -> Iterator[None]:
     except OctetError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        reason = f"it is not as Octet writes it ({type(error).__name__}: {error})"
+        what = "a file in it, such as eval.json or metrics.jsonl," if any(path.is_dir() for path in paths) else "it"
+        reason = f"{what} is not as Octet writes it ({type(error).__name__}: {error})"
         raise DataError(", ".join(map(str, paths)), reason, remedy) from error
 
 
