@@ -20,7 +20,7 @@ from trainer.config.settings import Eval
 from trainer.evaluation.best import EvaluationHistory, describe, metrics_of
 from trainer.evaluation.evaluate import Evaluation
 from trainer.run import closing
-from trainer.watch.measure import LENIENT, STRICT
+from trainer.watch.measure import LENIENT, REWARD, STRICT
 
 KEPT = ("best/best.json", "best/adapter_model.safetensors", "metrics.jsonl")
 
@@ -270,6 +270,12 @@ def test_a_best_that_is_not_what_the_run_kept_is_said_and_never_used(tmp_path, n
     assert (again.lost, course(tmp_path / "it", first_step=3, run="it").kept["step"]) == ("", 3)
     if name != "gone":  # no earlier one that was moved is deleted
         assert "and was moved to best.damaged-2" in course(tmp_path / "it", run="another").lost
+
+
+def test_a_best_that_another_measure_chose_is_said_to_be_that(tmp_path):
+    history = kept(tmp_path, 3)
+    again = EvaluationHistory(tmp_path, history.settings, 4, 1, 9, "it", REWARD)
+    assert (again.kept, "was chosen by another measure" in again.lost) == (None, True)
 
 
 def test_a_best_without_a_manifest_stays(tmp_path):

@@ -195,6 +195,7 @@ def _kept(folder: Path, run: str, named: Sequence[str]) -> tuple[dict[str, Any] 
         manifest.replace(best, partial)
         wrong = manifest.damage(best)
     was_whole = not os.path.lexists(best / manifest.NAME)  # only the manifest is missing
+    why = f"is damaged ({visible(wrong)[:200]})" if wrong else "is of another run"
     if not wrong or was_whole:
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
             kept = dict(disk.parsed((best / "best.json").read_bytes()))
@@ -202,11 +203,11 @@ def _kept(folder: Path, run: str, named: Sequence[str]) -> tuple[dict[str, Any] 
                 if was_whole:
                     manifest.seal(best)
                 return kept, ""
+            why = "was chosen by another measure" if kept["run"] == run else why
     names = chain(["best.damaged"], (f"best.damaged-{number}" for number in count(2)))
     aside = next(path for path in (folder / name for name in names) if not path.exists())
     best.rename(aside)
-    why = f"damaged ({visible(wrong)[:200]})" if wrong else "of another run"
-    return None, f"{best} is {why} and was moved to {aside.name}"
+    return None, f"{best} {why} and was moved to {aside.name}"
 
 
 def _evaluated(folder: Path, first_step: int, named: Sequence[str]) -> list[dict[str, Any]]:
