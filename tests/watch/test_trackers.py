@@ -67,11 +67,12 @@ def train(folder: Path, library: str, *more: str, **environment: str) -> subproc
     return launch(*forked(), ROOT / "train.py", *few, *more, folder=folder, check=True, timeout=580, **environment)
 
 
-def test_the_seeds_of_an_arm_and_the_runs_of_a_sweep_are_a_group(tmp_path):
+def test_the_seeds_of_an_arm_and_the_runs_of_a_sweep_are_a_group(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "rates").mkdir()
     (tmp_path / "rates/job.sbatch").write_text("")
-    groups = {name: group_of(tmp_path / name, {"run.seed": 1}) for name in ("mine/grpo-1", "rates/001", "demo")}
-    assert groups == {"mine/grpo-1": "mine/grpo", "rates/001": "rates", "demo": None}
+    names = {"runs/mine/grpo-1": "mine/grpo", "rates/001": "rates", "runs/demo": None, "runs/demo-1": None}
+    assert {name: group_of(Path(name), {"run.seed": 1}) for name in names} == names
 
 
 @pytest.mark.slow
