@@ -265,11 +265,16 @@ IDLE |= {
 }
 IDLE |= {"task.incorrect=[c] task.name=math": "multiple_choice"}
 IDLE |= {"task.incorrect=[c] task.choices=d task.name=multiple_choice task.path=a/b": "task.choices"}
+IDLE |= {"rollout.turns.most=3": "task.tools=calculator", "warmup.then=merged": "warmup.steps=200"}
+IDLE |= {"warmup.keep=2 warmup.steps=3": "warmup.from=samples", "algorithm.kl.where=reward": "algorithm.kl.coef=0.04"}
+IDLE |= {"algorithm.gradreg.eps=0.1": "algorithm.gradreg.strength=0.003", "reward.timeout=5.0": "reward.custom"}
 OF_A_WARM_UP_WITH_VLLM = "rollout.engine=vllm_colocate rollout.vllm.memory=0.5 warmup.steps=3 warmup.only=true"
 NOT_IDLE = [OF_A_WARM_UP_WITH_VLLM, "task.name=gsm8k-renumbered task.seed=3", "eval.samples=4"]
 NOT_IDLE += ["task.name=records task.path=a/b task.holdout=0.2", "prompt.style=few_shot prompt.shots=2"]
 NOT_IDLE += ["task.subset=main task.name=records task.path=a/b", "rollout.dead_groups=refill rollout.refills=5"]
 NOT_IDLE += [f"task.name={ROOT}/examples/maze.py:build task.seed=3 task.subset=a task.path=b"]  # it may read them
+NOT_IDLE += ["rollout.turns.most=3 task.tools=calculator", "warmup.then=merged warmup.steps=3"]
+NOT_IDLE += [f"rollout.turns.most=3 task.name={ROOT}/examples/maze.py:build"]
 NOT_IDLE += ["task.mix.nano=1 task.mix.multiple_choice=1 task.path=a/b task.choices=c"]
 NOT_IDLE += ["task.mix.nano=1 task.mix.math=1 task.path=a/b task.holdout=0.2"]
 

@@ -43,14 +43,23 @@ BUSY_GB = 1.0  # warn if other programs use more of the card; a desktop uses les
 BF16_CAPABILITY = 8.0  # Ampere
 OLDEST_CAPABILITY = 7.5  # Turing, the oldest one with kernels in torch's builds for CUDA 13
 
-# Each row has a setting, or the start of several names, a condition under which it has an effect, and a remedy.
+# Each row has a setting, or starts of several names, a condition under which it has an effect, and a remedy.
 # fmt: off
-SWITCHES: list[tuple[str, Callable[[Config], object], str]] = [
+SWITCHES: list[tuple[str | tuple[str, ...], Callable[[Config], object], str]] = [
     *((f"reward.{name}", lambda c, name=name: name in c.reward.all_weights, f"Write reward.weights.{name}=1.0 as well")
       for name in ("code", "judge", "length", "overlong", "repetition")),
     ("teacher", lambda c: c.teacher.is_there, "Write teacher.name=MODEL as well"),
     ("rollout.vllm", lambda c: c.rollout.uses_vllm or c.teacher.url or c.is_warmup,  # a warm-up replaces engines
      "Write rollout.engine=vllm_colocate, or rollout.vllm.start=true"),
+    ("rollout.turns", lambda c: c.task.tools or c.task.agent or any(one.environment for one in make_task(c.task).parts),
+     "Write task.tools=calculator as well, or a task with an environment"),
+    (("warmup.from", "warmup.then"), lambda c: c.warmup.steps or (c.run.dir and (c.run.dir / "warmup").exists()),
+     "Write warmup.steps=200 as well"),
+    (("warmup.asked", "warmup.keep"), lambda c: c.warmup.source == "samples", "Write warmup.from=samples as well"),
+    (("algorithm.kl.estimator", "algorithm.kl.where"), lambda c: c.algorithm.kl.coef,
+     "Write algorithm.kl.coef=0.04 as well"),
+    ("algorithm.gradreg", lambda c: c.algorithm.gradreg.strength, "Write algorithm.gradreg.strength=0.003 as well"),
+    (("reward.timeout", "reward.custom_format"), lambda c: c.reward.custom, "Write reward.custom=FILE.py:FUNCTION"),
     ("rollout.refills", lambda c: c.rollout.dead_groups == "refill", "Write rollout.dead_groups=refill as well"),
     ("prompt.shots", lambda c: "few_shot" in (c.prompt.style, make_task(c.task).prompt_style),
      "Write prompt.style=few_shot as well"),
@@ -264,7 +273,7 @@ def idle(config: Config) -> Iterator[Finding]:
     is_own = any(".py:" in name for name in (config.task.name, *config.task.mix))  # its function is passed all of task
     for start, has_effect, remedy in SWITCHES:
         changed = [f"{key}={written(now[key])}" for key in now if key.startswith(start) and now[key] != usual[key]]
-        if changed and not (is_own and start.startswith("task.")) and not has_effect(config):
+        if changed and not (is_own and changed[0].startswith("task.")) and not has_effect(config):
             yield Finding("warn", "settings", f"without effect: {', '.join(changed)}", f"{remedy}.")
 
 
