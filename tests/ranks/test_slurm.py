@@ -64,6 +64,13 @@ def test_a_process_takes_its_rank_from_what_has_started_it(task, who):
     assert {name: os.environ.get(name) for name in expected} == expected
 
 
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+def test_a_variable_that_is_no_number_is_named(task, name):
+    task(**{name: "abc"})
+    with refuses(name, ClusterError):
+        slurm.adopt_ranks()
+
+
 def test_without_scontrol_it_says_what_to_export(task, monkeypatch):
     task(**STEP)
     monkeypatch.setenv("PATH", "")

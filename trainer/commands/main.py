@@ -106,14 +106,14 @@ def _run(name: str, arguments: Sequence[str]) -> None:
 
         options = parser_of(name).parse_intermixed_args(arguments, Namespace(words=arguments))
         hardware.prepare_cuda()
-        slurm.adopt_ranks()
 
     def run() -> None:
+        slurm.adopt_ranks()
         fill_in_run(options)
         module.run(options)
 
     status = answering_errors(run, options.debug)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         leave(status)
     sys.exit(status)
 

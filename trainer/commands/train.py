@@ -19,6 +19,7 @@ from trainer.run_folder import changed_settings
 
 
 def main(arguments: Sequence[str]) -> None:
+    slurm.must_be_numbers()
     machine = hardware.detect()
     is_of_mpi = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1")) > 1
     if is_of_mpi or slurm.is_one_of_several() or (slurm.is_step() and len(machine.gpus) <= 1):

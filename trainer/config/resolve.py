@@ -246,13 +246,15 @@ def _refuse_unknown_keys(layer: Mapping[str, Any]) -> None:
     sections, known = Config.model_fields, fields()
     for section, settings in layer.items():
         for key, value in full_names({section: settings}).items():
-            if section in sections and key in known:
+            inner = key.removeprefix(f"{section}.")
+            is_dotted = "." in inner and isinstance(settings, Mapping) and inner in settings
+            if section in sections and key in known and not is_dotted:
                 continue
             if any(name.startswith(f"{key}.") for name in known):
                 raise ConfigError(f"{key}={_shown(written(value))}", f"{key} is a section", f"Write {key}.KEY=VALUE")
             nearest = setting_for(key) or did_you_mean(key, [*sections, *known])
-            if section in known:  # in a file
-                nearest = f" Write {section.replace('.', ': {')}: ...{'}' * section.count('.')}"
+            if key in known:  # with dots in a file
+                nearest = f" Write {key.replace('.', ': {')}: ...{'}' * key.count('.')}"
             raise ConfigError(_shown(key), f"there is no such setting.{nearest}")
 
 

@@ -148,7 +148,7 @@ def leave(status: int) -> None:
     if processes := sys.modules.get("multiprocessing"):  # Python would wait for processes that user code has started
         for child in processes.active_children():
             child.kill()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(BrokenPipeError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from trainer.errors import ClusterError, OctetError
 from trainer.machine.safe_text import visible, without_keys
 
+NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # torchrun's variables
 FOLDER = "OCTET_RANKS"  # variable with the launcher's folder for the store of the ranks on one machine
 PORTS = range(10_000, 30_000)  # below the ephemeral ports of Linux
 TIMEOUT_S = 30.0  # for a command of Slurm
@@ -24,8 +25,9 @@ def adopt_ranks() -> None:
         os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["LOCAL_SIZE"])
     elif "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" in os.environ:
         os.environ.setdefault("MASTER_PORT", str(PORTS[os.getppid() % len(PORTS)]))  # mpirun is the parent of all ranks
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        for name in NAMES:
             os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
+    must_be_numbers()
     if "RANK" in os.environ or not is_one_of_several():
         return
     os.environ["RANK"] = str(_number("SLURM_PROCID"))
@@ -39,6 +41,12 @@ def adopt_ranks() -> None:
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = nodes()[0]
     os.environ.setdefault("MASTER_PORT", str(port()))
+
+
+def must_be_numbers() -> None:
+    """Raise ClusterError if a variable of torchrun is set to something else than a number."""
+    for name in NAMES:
+        _number(name, "0")
 
 
 def is_step() -> bool:
@@ -70,8 +78,8 @@ def _number(name: str, default: str = "") -> int:
 
 
 def _unreadable(name: str) -> ClusterError:
-    text, remedy = visible(os.environ.get(name, ""))[:100], "Do not set it yourself, or start with srun"
-    return ClusterError(f"{name}={text}", "Slurm does not write such a value", remedy)
+    text, remedy = visible(os.environ.get(name, ""))[:100], "Do not set it yourself, or start with a launcher"
+    return ClusterError(f"{name}={text}", "no launcher writes such a value", remedy)
 
 
 def nodes() -> list[str]:

@@ -32,6 +32,7 @@ from trainer.machine.safe_text import print
 from trainer.plan import preflight
 from trainer.problem.own_records import OwnTask
 from trainer.problem.task import DataTask, make_task
+from trainer.ranks import slurm
 from trainer.run.copy_function import name_of, source_of
 from trainer.run_folder import layout
 
@@ -70,6 +71,7 @@ def train(
     if not isinstance(config, Config):
         remedy = "Write train(resolve(...)) or train(Config(...))"
         raise ConfigError("config", f"it is a {type(config).__name__}", remedy)
+    slurm.must_be_numbers()
     if (ranks := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         remedy = "Start it without a launcher, or use octet train for several"
         raise ConfigError(f"WORLD_SIZE={ranks}", "train() runs in one process", remedy)
