@@ -97,7 +97,7 @@ def warm_up(
         tokens = sum(minibatch.tokens for minibatch in minibatches)
         # the other means compare the rows with a sampler, and nobody has sampled these
         metrics = {"tokens": tokens, "loss": means["loss"], "entropy": means["entropy"]}
-        log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | phases.metrics(), measured)
+        log.step(step + 1, [], sampled | metrics | metrics_of_updates(updates) | run_log.costs_of(phases), measured)
 
 
 def steps(updater: Updater, evaluator: Evaluator, log: RunLog) -> Iterator[tuple[int, Tally, Phases]]:

@@ -366,9 +366,10 @@ def test_a_reply_without_text_costs_what_the_grader_has_thought(server):
 
 
 def test_missing_grades_of_all_ranks_are_reported_together_and_again_when_there_are_twice_as_many(server, capsys):
-    server.replies = [*[chat(GOOD)] * 5, refusal(401)]
+    server.replies = [*[chat(GOOD)] * 5, *[refusal(401)] * 7, *[chat(GOOD)] * 24, refusal(401)]
     ranks = [judge(server.url, "reward.judge.concurrency=1") for _ in range(3)]
-    for text, told in (("a", ""), ("b", "for 1 of 3 completions: HTTP 401"), ("c", "for 3 of 3"), ("d", "")):
+    steps = [("a", ""), ("b", "for 1 of 3 completions: HTTP 401"), ("c", "for 3 of 3"), ("d", "")]
+    for text, told in (*steps, *[("e", "")] * 8, ("f", "for 3 of 3"), ("g", "")):
         for rank in ranks:
             grades(rank, text)
         ranks[0].report_missing([rank.missing(rank.drain()) for rank in ranks])

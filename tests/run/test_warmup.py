@@ -114,6 +114,7 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
     """Six solutions on two ranks, in micro-batches of one."""
     settings = ["run.dir=it", "warmup.only=true", "optim.tokens_per_micro_batch=1", "eval.problems=7"]
     train(tmp_path, *WARMUP, *settings, ranks=2)
+    assert all("memory/fullest_rank" in step for step in lines_of(tmp_path / "it/metrics.jsonl")[1:])
     for one, other in zip(learned(job[0] / "warmup")[1:], learned(tmp_path / "it")[1:], strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)

@@ -19,6 +19,7 @@ from trainer.watch.tally import Mean, Tally, Total
 
 LARGEST = 1e15  # the largest reward; its square fits into a 32-bit float
 TESTS = "code"  # the reward that runs tests
+FORGOTTEN = 0.9  # by which the share of missing grades that was reported falls with every step without one
 Missing = tuple[float, float, str]  # how many grades are missing, of how many, and why
 
 
@@ -129,9 +130,10 @@ class Scorer:
 
     def report_missing(self, of_ranks: Sequence[Missing], always: bool = False) -> None:
         """Say how many grades are missing on all ranks and why, and later again when their share has doubled, or
-        `always`."""
+        `always`. The share to compare with falls while none is missing, so a judge that fails again is reported."""
         missing, asked, failures = zip(*of_ranks, strict=True)
         share = sum(missing) / (sum(asked) or 1.0)
+        self._missing *= FORGOTTEN if any(asked) and not share else 1.0
         if share > (0.0 if always else 2 * self._missing):
             self._missing = self._missing if always else share
             reasons = "; ".join(dict.fromkeys(filter(None, failures)))  # of several ranks, each once

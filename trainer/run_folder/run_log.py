@@ -130,9 +130,14 @@ def metrics_of(
     """Return the metrics of a step, which are the same on every rank except times and energy."""
     tally_groups(tally, groups, measure)
     tally.add("groups", len(groups) * distributed.world_size())  # more than rollout.problems after a refill
+    return tally.means(distributed.gather) | metrics_of_updates(updates) | costs_of(phases)
+
+
+def costs_of(phases: Phases) -> dict[str, float]:
+    """Return this rank's times and energy of a step, and the memory of the fullest rank. Every rank calls it."""
     ranks = distributed.gather(phases.metrics())
     sizes = [{name: value for name, value in one.items() if name.startswith("memory/")} for one in ranks]
     memory = {name: max(one[name] for one in sizes) for name in sizes[0]}
     if len(ranks) > 1:
         memory["memory/fullest_rank"] = max(range(len(ranks)), key=lambda rank: max(sizes[rank].values()))
-    return tally.means(distributed.gather) | metrics_of_updates(updates) | ranks[distributed.rank()] | memory
+    return ranks[distributed.rank()] | memory
