@@ -260,8 +260,9 @@ def _answer_is(phrases: list[str], wanted: str | None) -> str | None:
 
 
 _ANSWER = any_of("antwort réponse respuesta risposta resposta svar ответ 答案? 回答 정답 답")
-_THEREFORE = re.compile(  # "Hence, D.", "Antwort: B"
-    rf"(?i)(?:{SO}\b[,:]?\s+|{_ANSWER}\s?[:：]\s*)(?=\W*[A-J]\b\W*\Z)"
+_ANSWER_WITH_VERB = rf"(?:\b(?:die|la)\s)?{_ANSWER}(?:\s?[:：]|\s(?:ist|es|est|è|é)\b|是)"
+_THEREFORE = re.compile(  # "Hence, D.", "Antwort: B", "La respuesta es C"
+    rf"(?i)(?:{SO}\b[,:]?\s+|{_ANSWER_WITH_VERB}\s*)(?=\W*[A-J]\b\W*\Z)"
 )
 
 
