@@ -54,6 +54,14 @@ def build(settings):
 def other(settings):
     return Own("-")
 
+def double(n: int) -> int:
+    \"\"\"Return twice a number.
+
+    Args:
+        n: It.
+    \"\"\"
+    return 2 * n
+
 def brief(completions, **columns):
     return [1.0 / (1 + len(text)) for text in completions]
 """
@@ -74,6 +82,7 @@ FEATURES: dict[str, dict[str, str]] = {
     | {"by correct": "rollout.dead_groups=refill rollout.dead_by=correct"},
     "curriculum": {name: f"task.curriculum={name}" for name in ("none", "difficulty", "solve_rate")},
     "tools": {"none": "", **{name: f"task.tools=[calculator] task.calls={name}" for name in ("fenced", "inline")}}
+    | {"own": f"task.tools={FILES}/own.py:double"}
     | {"agent": f"task.agent={FILES}/agents.py:twice rollout.rows=1"},
     "task": {name: f"task.name={value}" for name, value in TASKS.items()}
     | {"records": f"task.name=records task.path={FILES}/rows.jsonl"},
