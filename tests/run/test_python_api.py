@@ -14,7 +14,7 @@ import torch
 
 from examples import json_extract
 from octet import Config, OctetError, evaluate, export, resolve, train
-from tests.conftest import ROOT, launch, learned, program, refuses
+from tests.conftest import ROOT, launch, learned, refuses
 from tests.e2e.short_job import ADAPTER
 from tests.e2e.short_job import train as train_by_command
 from tests.forks import forked
@@ -289,18 +289,12 @@ def test_data_without_answers_go_with_the_preset_of_a_card(tmp_path):
         ([], {"len": 1.0}, "reward"),
         (["rollout.dead_by=correct"], {"len": 1.0}, "correct"),
         (["reward.weights={correct: 1}"], {"correct": 1.0, "len": 1.0}, "correct"),
-        (["reward.weights.correct=1"], {"correct": 1.0, "len": 1.0}, "correct"),
-        (["reward.weights.format=0.1"], {"format": 0.1, "len": 1.0}, "reward"),
-        (["reward.weights.format=null"], {"len": 1.0}, "reward"),
     ],
 )
 def test_a_function_is_the_whole_reward_unless_weights_are_named(tmp_path, settings, weights, dead_by):
-    program(tmp_path / "mine.py", "def len(completions): ...")
-    for recipe in (None, "dapo"):
-        changed = python_api._with_functions(resolve("8gb", recipe, settings), tmp_path, [len])
-        typed = resolve("8gb", recipe, [*settings, f"reward.custom={tmp_path}/mine.py:len"])
+    for config in (resolve("8gb", None, settings), resolve("8gb", "dapo", settings)):
+        changed = python_api._with_functions(config, tmp_path, [len])
         assert (changed.reward.all_weights, changed.rollout.dead_by) == (weights, dead_by)
-        assert typed.reward.all_weights == weights
 
 
 def test_a_function_that_cannot_be_copied_is_named(tmp_path, capsys):

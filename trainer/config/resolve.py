@@ -70,8 +70,6 @@ def resolve(preset: str | None, recipe: str | None = None, overrides: Iterable[s
     config = validated(merged, typed)
     for section, key in others:  # so that `train(config, reward=function)` leaves them out, too
         getattr(config, section).model_fields_set.discard(key)
-    typed_weights = layers[-1].get("reward", {}).get("weights") or {}  # these alone stay beside its function
-    config.reward.model_fields_set.update(f"weights.{name}" for name in typed_weights)
     # the settings that the command names, if others may be somebody else's
     named = flat(above) if folder and not disk.is_made_here(folder) else {}
     stored = code_and_servers(config, [key for key in OF_OTHERS if named and named[key] is None])

@@ -170,15 +170,13 @@ def _with_functions(config: Config, folder: Path, functions: Sequence[Reward], w
         user_code.given[settings[-1]] = function
     if not settings:
         return config
-    chosen = config.reward.model_fields_set  # by the user: see resolve()
-    has_each = not config.reward.custom and any(name.startswith("weights.") for name in chosen)
-    given = config.reward.weights if "weights" in chosen else {}
-    known = {name: weight for name, weight in given.items() if f"weights.{name}" in chosen or not has_each}
-    known |= dict(zip(map(function_name, settings), weights))
-    paid = config.changed({"reward.custom": (*config.reward.custom, *settings), "reward.weights": known})
-    if "dead_by" not in config.rollout.model_fields_set and not paid.can_drop_by_correct:
-        paid = paid.changed({"rollout.dead_by": "reward"})
-    changed = validated(paid.model_dump(warnings=False))
+    is_chosen = "weights" in config.reward.model_fields_set  # by the user: see resolve()
+    known = config.reward.weights if is_chosen else {}
+    known = {**known, **dict(zip(map(function_name, settings), weights))}
+    changes: dict[str, Any] = {"reward.custom": (*config.reward.custom, *settings), "reward.weights": known}
+    if not is_chosen and "dead_by" not in config.rollout.model_fields_set:
+        changes["rollout.dead_by"] = "reward"
+    changed = validated(config.changed(changes).model_dump(warnings=False))
     for function, setting in zip(functions, settings):
         path = Path(setting.rpartition(":")[0])
         text, missing = source_of(function)
