@@ -171,7 +171,7 @@ def in_parts(tmp_path_factory):
 @pytest.mark.parametrize(("path", "settings", "held_out"), [
     ("saved", {}, 3), ("splits", {}, 3), ("shards", {}, 3), ("shards/data/train-*.parquet", {}, 3),
     ("splits", {"test_split": "test"}, 2), ("shards", {"test_split": "test"}, 2),
-    ("saved", {"test_path": "shards/data/te*.parquet"}, 2), ("splits", {"split": "test", "test_path": "saved"}, 10),
+    ("saved", {"test_path": "shards/data/test-*.parquet"}, 2), ("splits", {"split": "test", "test_path": "saved"}, 10),
 ])  # fmt: skip
 def test_a_set_in_several_files_is_one(in_parts, monkeypatch, path, settings, held_out):
     monkeypatch.chdir(in_parts)
