@@ -7,6 +7,7 @@ import trainer
 from tests.conftest import octet, program, said_by
 from tests.reports.conftest import configure
 from tests.ui.browser import found
+from trainer.reports import convert_svg
 from trainer.run_folder.reader import read_run
 
 
@@ -47,6 +48,14 @@ def test_a_png_is_written_if_something_can_convert_it(copied, tmp_path, capsys, 
     program(tmp_path / "bin/rsvg-convert", '#!/bin/sh\necho "PNG $@"; /bin/cat\n')
     assert said_by(capsys, "report", "--share", folder)[1] == f"{folder}/share.svg\n{folder}/share.png\n"
     assert (folder / "share.png").read_bytes() == b"PNG -f png\n" + (folder / "share.svg").read_bytes()
+
+
+def test_a_browser_that_hangs_makes_no_png(copied, tmp_path, capsys, monkeypatch):
+    folder = copied("demo")
+    program(tmp_path / "bin/chromium", "#!/bin/sh\nexec /bin/sleep 600\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(convert_svg, "BROWSER_S", 0.1)
+    assert "pip install cairosvg" in said_by(capsys, "report", "--share", folder)[2]
 
 
 def test_a_browser_makes_the_png_where_no_converter_does(copied, tmp_path, capsys, monkeypatch):

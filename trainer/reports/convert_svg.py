@@ -6,12 +6,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from trainer.machine.safe_text import print
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")  # they can render an SVG as a PNG
+BROWSER_S = 60.0  # seconds after which a browser counts as stuck
 
 
 def converted(svg: bytes, place: Path, kind: str) -> bytes | None:
@@ -41,5 +43,6 @@ def _rendered_by_browser(svg: bytes) -> bytes | None:
         options = ["--headless", "--hide-scrollbars", f"--user-data-dir={folder}/profile", f"--screenshot={target}"]
         options += ["--no-sandbox"] * (os.geteuid() == 0)  # as root, Chromium does not start with its sandbox
         command = [browser, *options, f"--window-size={','.join(side.decode() for side in size.groups())}"]
-        subprocess.run([*command, source.as_uri()], capture_output=True, check=False)
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run([*command, source.as_uri()], capture_output=True, check=False, timeout=BROWSER_S)
         return target.read_bytes() if target.is_file() else None
