@@ -122,7 +122,7 @@ def test_a_table_is_shown_where_the_model_is_not_on_this_machine(capsys, tmp_pat
 def test_without_answers_no_mark_is_asked_for(capsys, tmp_path):
     path = tmp_path / "table.json"
     path.write_text('[{"question": "Hello?"}, {"question": "Why?"}, 3]')
-    words = ["task", "show", "records", "--preset", "8gb", f"task.path={path}", "task.answer=none"]
+    words = ["task", "show", "records", "--preset=8gb", "--model=nano", f"task.path={path}", "task.answer=none"]
     _, out, _ = said_by(capsys, *words, "task.on_bad_record=skip")
     assert "1  table.json[2]: it is a int: 3" in out
     assert "####" not in out

@@ -35,8 +35,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("task", help=TASKS)
     parser.add_argument("-n", type=int, default=3, help="problems to print (default 3); with 0, no tokenizer is loaded")
     parser.add_argument("--split", choices=["train", "test"], default="train", help="which problems (default train)")
-    parser.add_argument("--model", default="nano", help="whose tokenizer: a hub id, a folder, or nano (default)")
-    parser.add_argument("--preset", help="take the other settings from this preset")
+    parser.add_argument("--model", help="whose tokenizer: a hub id or a folder (default: the preset's, or nano)")
+    parser.add_argument("--preset", help="take model and settings from this preset")
     parser.add_argument("--recipe", help="an objective on top of the preset")
     parser.add_argument("--style", help="the same as prompt.style=STYLE")
     parser.add_argument("--data-dir", help="the same as task.data_dir=FOLDER")
@@ -47,8 +47,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> None:
     if options.n < 0:
         raise ConfigError(f"-n {options.n}", "it is below 0", "Leave it out for 3")
-    named = {"model.name": options.model, "task.name": options.task.removeprefix("task.name=")}
-    named |= {"prompt.style": options.style, "task.data_dir": options.data_dir}
+    named = {"model.name": options.model or (None if options.preset else "nano"), "prompt.style": options.style}
+    named |= {"task.name": options.task.removeprefix("task.name="), "task.data_dir": options.data_dir}
     config = resolve(options.preset, options.recipe, [*overrides_of(named), *options.overrides])
     downloads.find_all_data(config.task)
     if options.action == "play":
