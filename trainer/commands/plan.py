@@ -324,7 +324,7 @@ def _limits(placement: Placement) -> Iterator[str]:
     whole = {"rows": placement.all_rows, "tokens_per_micro_batch": placement.most_tokens}
     all_of = {name: " (all of a step)" if found[name] == whole.get(name) else "" for name in LARGEST}
     if parts := [f"{found[name]:,} {what}{all_of[name]}" for name, what in LARGEST.items() if found[name]]:
-        yield f"the most that fits if only one of these is raised:\n  {', '.join(parts)}"
+        yield f"the most that fits if only one of these is changed:\n  {', '.join(parts)}"
 
 
 def document(question: Question) -> dict[str, Any]:

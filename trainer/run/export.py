@@ -68,9 +68,9 @@ def to_gguf(config: Config, source: Source, out: Path, made_of: Mapping[str, Any
     lines += [f"written to {file}", *([f"not checked: {why_not}"] if why_not else [])]
     if modelfile:  # written only after the file has passed its check
         (out / "Modelfile").write_text(modelfile)
-        tag = name.lower()
-        lines += [f"after the next line, `ollama run {tag}`; type the question alone, the Modelfile adds the rest"]
-        lines += [shlex.join(["ollama", "create", tag, "-f", str(out / "Modelfile")])]
+        turns, alone = _may_have_turns(config.task, source.run), "type the question alone, the Modelfile adds the rest"
+        lines += ["Ollama does not run the tools, the environment or the agent of this run" if turns else alone]
+        lines += [f"ollama create {name.lower()} -f {shlex.quote(str(out / 'Modelfile'))} && ollama run {name.lower()}"]
     return {**facts, "out": str(file), "said": lines}, evaluations
 
 
