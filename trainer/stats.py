@@ -73,7 +73,7 @@ def visible_gain(problems: int) -> float | None:
 def what_shows(problems: int) -> str:
     if not (gain := visible_gain(problems)):
         return "too few to show any gain"
-    return f"which show a gain of {100 * gain:.{int(gain < 0.015)}f} points or more"
+    return f"in which a gain below {100 * gain:.{int(gain < 0.015)}f} points may not show"
 
 
 @lru_cache(maxsize=1024)

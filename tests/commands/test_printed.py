@@ -45,7 +45,7 @@ LEFT_OUT = {
 SMALL = ["model.name=nano", "task.name=nano", "prompt.style=auto", "model.quantize=none", "model.quantize_head=none"]
 SMALL += ["model.embeddings=device", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16"]
 SMALL += ["run.steps=2", "run.merge=false", "run.threads=1", "eval.problems=4", "algorithm.minibatches=1"]
-SMALL += ["prompt.max_tokens=200", "warmup.problems=4", "warmup.asked=16", "run.dir=it"]
+SMALL += ["prompt.max_tokens=200", "warmup.problems=4", "run.dir=it"]
 
 
 def printed() -> Iterator[tuple[str, list[str]]]:
@@ -144,6 +144,8 @@ def started(arguments: list[str]) -> list[str]:
         kept += ["teacher.name=nano", "teacher.quantize=none"]
     if any(word.startswith("warmup.") for word in arguments) or {"star", "warm_grpo"} & {*arguments}:
         kept += ["warmup.steps=3"]
+    if "warmup.from=samples" in arguments or "star" in arguments:
+        kept += ["warmup.asked=16"]
     return [*more, *kept]
 
 

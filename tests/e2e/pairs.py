@@ -68,6 +68,7 @@ def brief(completions, **columns):
 AGENT = (Path(__file__).parents[1] / "rollout/agents.py").read_text()
 LOSSES = ("grpo_clip", "reinforce", "reinforce_baseline", "gspo", "cispo")
 KL = "algorithm.kl.coef=0.1"
+SAMPLES = "warmup.steps=2 warmup.from=samples warmup.asked=32"
 # feature -> the name of a value -> its settings
 FEATURES: dict[str, dict[str, str]] = {
     "objective": {name: f"algorithm.loss={name}" for name in LOSSES},
@@ -89,8 +90,7 @@ FEATURES: dict[str, dict[str, str]] = {
     "mixture": {"none": "", "with sums": "addition", "with a function": f"{FILES}/own.py:other"},
     "warm-up": {"none": "", "solutions": "warmup.steps=2"}
     | {"early stop, merged": "warmup.steps=2 warmup.every=1 warmup.patience=1 warmup.then=merged"}
-    | {"samples": "warmup.steps=2 warmup.from=samples reward.answer=lenient"}
-    | {"rounds": "warmup.steps=2 warmup.from=samples warmup.rounds=2"},
+    | {"samples": f"{SAMPLES} reward.answer=lenient", "rounds": f"{SAMPLES} warmup.rounds=2"},
     "teacher": {"none": "", "adapter": f"teacher.adapter={TEACHER}", "model": "teacher.name=nano teacher.reward=1"}
     | {"loss": f"teacher.adapter={TEACHER} teacher.form=loss {KL} algorithm.kl.estimator=k2"},
     "trained": {"LoRA": "lora.targets=attention", "DoRA": "lora.dora=true", "PiSSA": "lora.init=pissa"}
@@ -110,7 +110,7 @@ FEATURES: dict[str, dict[str, str]] = {
     "end": {"adapter": "run.merge=false", "merged": ""},
     "ranks": {"1": "", "2": ""},
 }
-ALWAYS = ["run.steps=3", "run.save_every=1", "warmup.problems=4", "warmup.asked=32", "warmup.lr=1e-3"]
+ALWAYS = ["run.steps=3", "run.save_every=1", "warmup.problems=4", "warmup.lr=1e-3"]
 ALWAYS += ["rollout.dead_groups=drop", "eval.every=null", "rollout.refills=1", "eval.problems=4", "task.limit=64"]
 ALWAYS += ["prompt.max_tokens=232"]
 

@@ -33,6 +33,15 @@ def test_what_is_shown_of_a_run_that_has_ended_and_of_one_that_has_only_begun(fi
     assert "\x1b" not in said
 
 
+def test_an_answer_of_graded_rewards_is_good_if_it_earned_more_than_the_mean(copied):
+    folder = copied("graded")
+    sample = {key: value for key, value in lines_of(folder / "samples.jsonl")[0].items() if key != "reward/correct"}
+    write_lines(folder / "samples.jsonl", [sample | {"reward": reward} for reward in (0.9, 0.8, 0.02, 0.01)])
+    write_lines(folder / "metrics.jsonl", [one | {"reward/mean": 0.5} for one in lines_of(folder / "metrics.jsonl")])
+    shown = read_run(folder).last_samples()
+    assert {name: one["reward"] for name, one in shown.items()} == {"last good": 0.8, "last bad": 0.01}
+
+
 def test_a_run_that_goes_on_says_how_long_it_takes(copied, capsys):
     folder = copied("running")
     (folder / "verdict.json").unlink()

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 
 FLAGS = {
-    "--dry-run": "print the resolved configuration and stop",
+    "--dry-run": "print the resolved configuration and stop; octet doctor checks data and machine",
     "--accept-changes": "continue although the code of a reward or task has changed",
     "--json": "print the result as JSON on standard output, progress on standard error",
     "--strict-health": "the same as run.strict_health=true",

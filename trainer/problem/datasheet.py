@@ -116,7 +116,7 @@ def finding(settings: TaskSettings) -> Finding:
     if not left_out and not odd:
         return Finding("note", "data", seen)
     seen += f"; {LEFT_OUT}: {left_out}, answers unlike the others: {odd}"
-    changed = settings.model_dump(mode="json", exclude_defaults=True, exclude={"name", "on_bad_record"})
+    changed = settings.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
     named = overrides_of({f"task.{key}": value for key, value in changed.items()})
     remedy = f"See them: {shlex.join(['octet', 'task', 'show', settings.name, *named, '-n', '0'])}"
     return Finding("end" if facts["bad"] and settings.on_bad_record == "error" else "warn", "data", seen, remedy)

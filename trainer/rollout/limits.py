@@ -25,8 +25,10 @@ def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: in
     length, where = len(longest.tokens), longest.problem.where or longest.problem.id
     reason = f"with the {length} tokens of the prompt of {where} that is more than the context of {whose}, {context}"
     fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
-    without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training" if context > new_tokens else ""
-    raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, f"Write {fewer}a shorter prompt{without}")
+    without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training"
+    some_fit = any(prompt.longest(new_tokens) <= context for prompt in prompts)
+    remedy = f"Write {fewer}a shorter prompt{without if some_fit else ', or take a model with a longer context'}"
+    raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 
 def within_context(prompts: Sequence[Prompt], context: int | None, new_tokens: int) -> list[Prompt]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import chain, islice, takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from trainer.config.read_yaml import BadYaml, read_yaml
@@ -223,9 +224,16 @@ class RunFiles:
         return {f"last {'good' if good else 'bad'}": last[good] for good in (True, False) if good in last}
 
     def _is_good(self, sample: Record) -> bool:
-        """Return True if an answer is right, or has earned something if no reward is for right answers."""
-        name = "reward" if self.measure.is_reward or "reward/correct" not in sample else "reward/correct"
-        return (sample.get(name) or 0) > 0
+        """Return True if an answer is right, or has earned more than the mean answer of the run if no reward is for
+        right answers."""
+        if self.measure.is_reward or "reward/correct" not in sample:
+            return (sample.get("reward") or 0) > self.mean_reward
+        return (sample["reward/correct"] or 0) > 0
+
+    @cached_property
+    def mean_reward(self) -> float:
+        means = [record["reward/mean"] for record in self.metrics if "reward/mean" in record]
+        return fmean(means) if means else 0.0
 
 
 ORDER = ("first good", "first bad", "last good", "last bad")
