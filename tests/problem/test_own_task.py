@@ -354,5 +354,5 @@ def test_a_walk_ends_at_the_chest_or_at_a_wall():
 def test_no_wrong_answer_is_paid(name, capsys, monkeypatch):
     monkeypatch.setattr("trainer.reward.exploits.SLOW_S", 99)  # on a busy machine it takes longer
     code, said, _ = said_by(capsys, "reward", "test", f"task.name={ROOT}/examples/{name}.py:build")
-    assert (code, "nothing found: every right text is rewarded" in said) == (0, True)
+    assert (code, "nothing found: every right text is rewarded, no wrong one is" in said) == (0, True)
     assert len((ROOT / f"examples/{name}.py").read_text().splitlines()) < 120

@@ -192,6 +192,26 @@ def test_a_split_that_is_missing_is_refused(in_parts, monkeypatch, path, setting
         task_of("records", path=path, **settings).test()
 
 
+def test_sets_of_the_same_split_in_one_folder_are_not_mixed(tmp_path):
+    import datasets
+
+    for number, part in enumerate(("main/train", "socratic/train", "main/test_sft", "main/test_gen")):
+        (tmp_path / part).parent.mkdir(exist_ok=True)
+        rows = [word_problem(f"{part}, {index}?") for index in range(4 + number)]
+        datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{part}-00000-of-00001.parquet")
+    with refuses("task.path", DataError, names="main/train, socratic/train"):
+        task_of("records", path=str(tmp_path)).train()
+    with refuses("task.path", DataError, names="test_gen, test_sft"):
+        task_of("records", path=str(tmp_path), subset="main", test_split="test").test()
+    task = task_of("records", path=str(tmp_path), subset="main", test_split="test_sft")
+    assert (len(task.train()), len(task.test())) == (4, 6)
+
+
+def test_a_list_beside_answers_of_0_and_1_need_not_have_the_choices(tmp_path):
+    lines = [{**word_problem(f"Is {n} odd?", str(n % 2)), "tags": ["sums", "easy", "new"]} for n in (3, 4)]
+    assert [one.gold for one in read(write(tmp_path / "a.jsonl", *lines))] == ["1", "0"]
+
+
 def test_a_row_of_parquet_that_python_cannot_read_is_a_bad_record(tmp_path):
     import pyarrow.parquet
 

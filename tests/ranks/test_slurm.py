@@ -64,7 +64,7 @@ def test_a_process_takes_its_rank_from_what_has_started_it(task, who):
     assert {name: os.environ.get(name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
 def test_a_variable_that_is_no_number_is_named(task, name):
     task(**{name: "abc"})
     with refuses(name, ClusterError):

@@ -219,4 +219,4 @@ def test_octet_reward_test_takes_labelled_programs(tmp_path, capsys, monkeypatch
     status = octet("reward", "test", "--labelled", tmp_path / "a.jsonl", CODE)
     told = capsys.readouterr().out
     assert status == 0, told
-    assert "nothing found: every right text is rewarded" in told
+    assert "nothing found: every right text is rewarded, no wrong one is" in told

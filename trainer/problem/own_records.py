@@ -85,7 +85,8 @@ class RecordsTask(DataTask):
         if column and split == "train" and not any(column in (self.asked, *one.extra) for one in problems):
             raise DataError(source, f"no record has a column `{column}`", "Write task.solution=COLUMN")
         for name in problems[0].extra if self.name == "records" else ():
-            if all(_names_one_of(one, name) for one in problems):
+            behind = {_choices_behind(one, name) for one in problems}
+            if None not in behind and 0 in behind:  # a list of tags beside answers of 0 and 1 has unused places
                 reason = f"the answers are places in the list `{name}`, which the questions do not show"
                 raise DataError(source, reason, f"Write task.name=multiple_choice task.choices={name}")
         return problems
@@ -208,14 +209,17 @@ def gold_of(answer: str, decimal: str = "point") -> str:
     return (find.marked(answer, "boxed") if box > hashes else find.marked(answer[hashes:], "gsm8k")) or ""
 
 
-def _names_one_of(problem: Problem, column: str) -> bool:
-    """Return True if the gold answer is the index or the letter of a choice that the question does not show."""
+def _choices_behind(problem: Problem, column: str) -> int | None:
+    """Return how many choices follow the one whose index or letter is the gold answer, in a list of three or more that
+    the question does not show; None if there is no such list."""
     value = problem.extra[column]
     listed = _listed(value.get("text") if isinstance(value, Mapping) else value)  # ARC has labels beside the texts
-    if not isinstance(listed, list) or not 2 <= len(listed) <= len(LETTERS):
-        return False
-    names = {*LETTERS[: len(listed)], *map(str, range(len(listed)))}
-    return problem.gold in names and not all(str(one) in problem.question for one in listed)
+    if not isinstance(listed, list) or not 3 <= len(listed) <= len(LETTERS):
+        return None
+    names = [*map(str, range(len(listed))), *LETTERS[: len(listed)]]
+    if problem.gold not in names or all(str(one) in problem.question for one in listed):
+        return None
+    return len(listed) - 1 - names.index(problem.gold) % len(listed)
 
 
 def conversation(record: Record, column: str) -> tuple[Mapping[str, Any], ...]:

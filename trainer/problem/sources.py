@@ -6,7 +6,7 @@ import glob
 import json
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -337,7 +337,7 @@ def locate(settings: TaskSettings, split: str, published: Mapping[str, HubSet]) 
 def _named(setting: str, name: str, subset: str | None, split: str) -> Source:
     path = Path(name).expanduser()
     if path.is_dir():
-        return _in_folder(f"{setting}={name}", path, split)
+        return _in_folder(f"{setting}={name}", path / (subset or ""), split)
     if path.exists() and path.suffix.lower() not in READERS:
         remedy = "Save a spreadsheet as CSV and an Arrow table as Parquet, and call a .tsv file .csv"
         raise DataError(f"{setting}={name}", f"files end in {ENDINGS}, so that their format is known", remedy)
@@ -357,11 +357,30 @@ def _in_folder(named: str, folder: Path, split: str) -> Source:
     saved = folder / split if has_splits else folder
     if (saved / "state.json").is_file():
         return Saved(saved, has_splits)
+    if has_splits:
+        splits = ", ".join(sorted(state.parent.name for state in folder.glob("*/state.json")))
+        raise DataError(named, f"{folder} has no split {split}", f"There are: {splits}")
     files = sorted([*folder.glob("*.parquet"), *folder.glob("*/*.parquet")])
-    parts = tuple(file for file in files if split in re.split(r"[\W_]", str(file.relative_to(folder))))
+    parts = _of_split(files, folder, split)
     if not parts:
-        reason = f"this folder has neither a set of `datasets` nor Parquet files of the split {split}"
+        reason = f"{folder} has neither a set of `datasets` nor Parquet files of the split {split}"
         pattern = f"task.path='{folder}/*.parquet' for all of these, or "
         remedy = f"Write {pattern if files else ''}task.data_dir={folder}, with train.jsonl in it"
         raise DataError(named, reason, remedy)
-    return File(folder, parts, has_splits=True)
+    if len(parts) > 1:
+        found = ", ".join(sorted(parts))
+        remedy = f"Write task.subset=NAME if these are folders, or task.path='{folder}/{min(parts)}*.parquet'"
+        raise DataError(named, f"{folder} has several sets of the split {split}: {found}", remedy)
+    return File(folder, *map(tuple, parts.values()), has_splits=True)
+
+
+def _of_split(files: Iterable[Path], folder: Path, split: str) -> dict[str, list[Path]]:
+    """Return the files that name a split, by the beginning of their paths, such as main/train. Those that begin
+    `train_sft` are of the split `train` only if no others are."""
+    word = re.compile(rf".*?(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])[A-Za-z_]*")
+    parts = defaultdict[str, list[Path]](list)
+    for file in files:
+        if match := word.match(str(file.relative_to(folder))):
+            parts[match[0].rstrip("_")].append(file)
+    exact = {begin: found for begin, found in parts.items() if begin.endswith(split)}
+    return exact or parts

@@ -44,8 +44,8 @@ def adopt_ranks() -> None:
 
 
 def must_be_numbers() -> None:
-    """Raise ClusterError if a variable of torchrun is set to something else than a number."""
-    for name in NAMES:
+    """Raise ClusterError if a variable of torchrun or mpirun is set to something else than a number."""
+    for name in (*NAMES, "OMPI_COMM_WORLD_SIZE"):
         _number(name, "0")
 
 
