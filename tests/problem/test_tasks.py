@@ -195,9 +195,9 @@ def test_a_split_that_is_missing_is_refused(in_parts, monkeypatch, path, setting
 def test_sets_of_the_same_split_in_one_folder_are_not_mixed(tmp_path):
     import datasets
 
-    for number, part in enumerate(("main/train", "socratic/train", "main/test_sft", "main/test_gen")):
+    for more, part in enumerate(("main/train", "socratic/train", "main/test_sft", "main/test_gen")):
         (tmp_path / part).parent.mkdir(exist_ok=True)
-        rows = [word_problem(f"{part}, {index}?") for index in range(4 + number)]
+        rows = [word_problem(f"{part}, {index}?") for index in range(4 + more)]
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{part}-00000-of-00001.parquet")
     with refuses("task.path", DataError, names="main/train, socratic/train"):
         task_of("records", path=str(tmp_path)).train()
