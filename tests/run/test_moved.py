@@ -55,6 +55,19 @@ def test_small_data_are_in_the_run_and_its_paths_do_not_depend_on_where_it_was_s
     assert (run / "given/path/mine.csv").read_bytes() == (run.parent / "mine.csv").read_bytes()
 
 
+@pytest.mark.parametrize(("path", "kept"), [
+    ("set", "given/path/set"), ("set/data/train-*.parquet", "given/path/train-*.parquet"), ("s*/data/*.parquet", None),
+])  # fmt: skip
+def test_small_data_in_several_files_are_in_the_run(tmp_path, path, kept):
+    parts = {f"set/data/train-{index}.parquet": f"{index}" for index in range(2)}
+    write(tmp_path, parts)
+    create.write_config(tmp_path / "it", resolve("nano", None, ["task.name=records", f"task.path={tmp_path}/{path}"]))
+    named = yaml.safe_load((tmp_path / "it/config.yaml").read_text())["task"]["path"]
+    assert named == (kept or f"{tmp_path}/{path}")
+    copies = sorted(file.read_text() for file in (tmp_path / "it").rglob("*.parquet"))
+    assert copies == (["0", "1"] if kept else [])
+
+
 @pytest.mark.slow
 def test_a_run_is_evaluated_and_resumed_from_another_working_folder(run, tmp_path):
     copy, elsewhere = shutil.copytree(run, tmp_path / "it"), run.parents[1] / "elsewhere"

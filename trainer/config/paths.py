@@ -11,6 +11,7 @@ from typing import Any
 
 GIVEN = "given"  # the subfolder of a run folder with copies of small files, and of objects passed from Python
 CODE = Path(GIVEN, "code")
+PARTS = (".parquet", ".arrow", ".json")  # of a set in a folder
 DATA = ("task.path", "task.test_path", "task.data_dir")
 FOLDERS = ("task.data_dir", "lora.start", "teacher.adapter")
 MODELS = ("model.name", "teacher.name")  # the folder of a model may have any name
@@ -24,9 +25,12 @@ def file_of(text: str) -> str:
 
 
 def data_files(source: Path) -> list[Path]:
-    """Return the local file, or the data files of a folder, that a setting names."""
-    found = (file for end in ("train.*", "test.*") for file in source.glob(end) if file.is_file())
-    return sorted(found) or [source] * source.is_file()
+    """Return the local files that a setting names: a file, those of a pattern, or the data files of a folder."""
+    if not source.is_dir():
+        return [Path(file) for file in sorted(glob.glob(str(source)))] or [source] * source.is_file()
+    found = sorted(file for end in ("train.*", "test.*") for file in source.glob(end) if file.is_file())
+    in_parts = (file for depth in ("*", "*/*") for file in source.glob(depth) if file.suffix in PARTS)
+    return found or sorted(file for file in in_parts if file.is_file())
 
 
 def apart(code: str | Path) -> Path:

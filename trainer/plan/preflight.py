@@ -67,7 +67,8 @@ SWITCHES: list[tuple[str | tuple[str, ...], Callable[[Config], object], str]] = 
       for name in ("choices", "incorrect")),
     ("task.incorrect", lambda c: c.task.choices is None, "Leave it out: task.choices names all choices"),
     ("task.seed", lambda c: "gsm8k-renumbered" in (c.task.name, *c.task.mix), "Write run.seed, which orders problems"),
-    ("task.subset", lambda c: make_task(c.task).hub_sets(), "Leave it out: it is for a data set on the hub"),
+    ("task.subset", lambda c: make_task(c.task).hub_sets() or Path(c.task.path or "-").expanduser().is_dir(),
+     "Leave it out: it is for a data set on the hub, or in a folder"),
     ("task.holdout", lambda c: any(
         isinstance(part, DataTask) and part.sources["test"] is None for part in make_task(c.task).parts),
      "Leave it out: this task has a test set of its own"),

@@ -371,7 +371,8 @@ def _in_folder(named: str, folder: Path, split: str) -> Source:
         found = ", ".join(sorted(parts))
         remedy = f"Write task.subset=NAME if these are folders, or task.path='{folder}/{min(parts)}*.parquet'"
         raise DataError(named, f"{folder} has several sets of the split {split}: {found}", remedy)
-    return File(folder, *map(tuple, parts.values()), has_splits=True)
+    (of_split,) = parts.values()
+    return File(folder, tuple(of_split), has_splits=True)
 
 
 def _of_split(files: Iterable[Path], folder: Path, split: str) -> dict[str, list[Path]]:

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from fractions import Fraction
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -105,6 +106,7 @@ class OwnTool:
         types = schema.get("type", "any")
         choices = map(written, schema["enum"]) if "enum" in schema else [types] if isinstance(types, str) else types
         default = inspect.signature(self.function).parameters[name].default
+        default = default.value if isinstance(default, Enum) else default
         kind = " or ".join(choices)
         return kind if default is inspect.Parameter.empty else f"{kind}, by default {written(default)}"
 

@@ -81,12 +81,14 @@ def _movable(config: Config, folder: Path) -> Config:
         source = Path(getattr(config.task, name) or "-").expanduser().absolute()
         place, files = folder / paths.GIVEN / name / source.name, paths.data_files(source)
         is_outside = os.path.isabs(paths.place(folder, str(source)))  # a resumed run reads its copy
-        if files and is_outside and sum(file.stat().st_size for file in files) <= LARGEST:
+        root, to = (source, place) if source.is_dir() else (source.parent, place.parent)
+        is_below = all(file.is_relative_to(root) for file in files)  # and not of a pattern of folders
+        if files and is_outside and is_below and sum(file.stat().st_size for file in files) <= LARGEST:
             disk.remove(place.parent)
-            to = place if source.is_dir() else place.parent
-            to.mkdir(parents=True)
             for file in files:
-                disk.replace(to / file.name, file.read_bytes())
+                copy = to / file.relative_to(root)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                disk.replace(copy, file.read_bytes())
             copied[f"task.{name}"] = place if name == "data_dir" else str(place)
     return config.changed(copied)
 

@@ -77,7 +77,7 @@ class TaskSettings(Section):
     test_path: str | None = None
     """The held-out problems, named in the same way."""
     subset: str | None = None
-    """Configuration of the data set on the hub."""
+    """Configuration of the data set on the hub, or the folder of one in `task.path`."""
     split: str = "train"
     """Split of the data set to train on."""
     test_split: str | None = None
