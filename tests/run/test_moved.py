@@ -61,6 +61,7 @@ def test_small_data_are_in_the_run_and_its_paths_do_not_depend_on_where_it_was_s
 def test_small_data_in_several_files_are_in_the_run(tmp_path, path, kept):
     parts = {f"set/data/train-{index}.parquet": f"{index}" for index in range(2)}
     write(tmp_path, parts)
+    (tmp_path / "it").mkdir()
     create.write_config(tmp_path / "it", resolve("nano", None, ["task.name=records", f"task.path={tmp_path}/{path}"]))
     named = yaml.safe_load((tmp_path / "it/config.yaml").read_text())["task"]["path"]
     assert named == (kept or f"{tmp_path}/{path}")
