@@ -235,6 +235,8 @@ def from_config(name: str, settings: Mapping[str, Any]) -> Shape:
     try:
         shape = _described(family, settings)
         return _with_kinds(name, shape, settings) if family.is_mixed else shape
+    except ModelError:
+        raise
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = f"its config.json does not describe the model ({error})"
         raise ModelError(f"model.name={name}", reason, "Correct it, or download the model again") from None
