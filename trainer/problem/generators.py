@@ -123,6 +123,9 @@ def _versions(task: str, generator: str, parameters: Mapping[str, Any], by_level
             _data_set(generator, version, seed=0, count=1)
     except (TypeError, ValueError, AssertionError) as error:
         known = [key for key in vars(gym.factory.DATASETS[generator][1]()) if key not in ("seed", "size")]
+        if by_level and not parameters:
+            reason, remedy = f"{task} refuses its own settings for a level", "Write task.curriculum=solve_rate"
+            raise ConfigError("task.curriculum=difficulty", f"{reason} ({error})", remedy) from None
         reason = f"{task} does not take that{' on each level of difficulty' * by_level} ({error})"
         named = f"task.gym={json.dumps(parameters, default=str)}"
         raise ConfigError(named, reason, f"It has: {', '.join(known)}") from None

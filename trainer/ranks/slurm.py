@@ -78,7 +78,7 @@ def _number(name: str, default: str = "") -> int:
 
 
 def _unreadable(name: str) -> ClusterError:
-    text, remedy = visible(os.environ.get(name, ""))[:100], "Do not set it yourself, or start with a launcher"
+    text, remedy = visible(os.environ.get(name, ""))[:100], "Unset it, or let a launcher set it"
     return ClusterError(f"{name}={text}", "no launcher writes such a value", remedy)
 
 
