@@ -124,6 +124,8 @@ def _merged(files: Iterable[Layer], command: Layer, overrides: Iterable[tuple[st
             replaced.append(("task", "mix"))
         if task.get("mix"):
             replaced.append(("task", "name"))
+        elif text and "mix" in task:
+            raise ConfigError(text, "a mixture has one task or more", "Write task.name=NAME for one task")
         if text.startswith("reward.weights="):  # the weights of a preset fit its own task
             replaced.append(WEIGHTS)
         merged = _merge(_without(merged, replaced), layer)
