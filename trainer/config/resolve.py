@@ -124,7 +124,7 @@ def _merged(files: Iterable[Layer], command: Layer, overrides: Iterable[tuple[st
             replaced.append(("task", "mix"))
         if task.get("mix"):
             replaced.append(("task", "name"))
-        elif text and "mix" in task:
+        elif text and "mix" in task and merged.get("task", {}).get("mix"):
             raise ConfigError(text, "a mixture has one task or more", "Write task.name=NAME for one task")
         if text.startswith("reward.weights="):  # the weights of a preset fit its own task
             replaced.append(WEIGHTS)
