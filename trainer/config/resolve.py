@@ -112,24 +112,31 @@ def _leave_out_rewards(
 
 
 def _merged(files: Iterable[Layer], command: Layer, overrides: Iterable[tuple[str, Layer]]) -> Layer:
-    """Merge the files and the overrides, which together are `command`. Of steps and epochs, those of the later layer
-    apply; of the name of a task and a mix, the later one."""
+    """Merge the files, and the overrides of which `command` consists."""
     merged: Layer = {"run": {"steps": Config.model_fields["run"].default.steps}}  # unless a layer has others
-    layers = [*files, {"run": command.get("run", {})}]
-    for text, layer in (*(("", layer) for layer in layers), *overrides):
-        run, task = {} if text else layer.get("run", {}), layer.get("task", {})
-        replaced = [("run", rival) for key, rival in RIVALS.items() if run.get(key) is not None]
-        # another task, or other parts, replace a mix, and a single share does not
-        if task.get("name", "mix") != "mix" or ("mix" in task and not text.startswith("task.mix.")):
-            replaced.append(("task", "mix"))
-        if task.get("mix"):
-            replaced.append(("task", "name"))
-        elif text and "mix" in task and merged.get("task", {}).get("mix"):
+    for layer in files:
+        merged = _merge(_without(merged, [*_rivals(layer), *_earlier_tasks(layer)]), layer)
+    merged = _without(merged, _rivals(command))  # a command that names both is refused later
+    for text, layer in overrides:
+        replaced = _earlier_tasks(layer, is_share=text.startswith("task.mix."))
+        if merged.get("task", {}).get("mix") and layer.get("task", {}).get("mix") == {}:
             raise ConfigError(text, "a mixture has one task or more", "Write task.name=NAME for one task")
         if text.startswith("reward.weights="):  # the weights of a preset fit its own task
             replaced.append(WEIGHTS)
         merged = _merge(_without(merged, replaced), layer)
     return merged
+
+
+def _rivals(layer: Layer) -> list[tuple[str, str]]:
+    """Return `run.epochs` if the layer has `run.steps`, and the other way round: those of the later layer apply."""
+    return [("run", rival) for key, rival in RIVALS.items() if layer.get("run", {}).get(key) is not None]
+
+
+def _earlier_tasks(layer: Layer, is_share: bool = False) -> list[tuple[str, str]]:
+    """Return the settings of earlier tasks that the layer replaces. A share only changes a part of a mixture."""
+    task = layer.get("task", {})
+    replaces_mix = task.get("name", "mix") != "mix" or ("mix" in task and not is_share)
+    return [("task", "mix")] * replaces_mix + [("task", "name")] * bool(task.get("mix"))
 
 
 def _without(layer: Layer, settings: Iterable[tuple[str, str]]) -> Layer:
