@@ -77,11 +77,11 @@ def test_the_seeds_of_an_arm_and_the_runs_of_a_sweep_are_a_group(tmp_path, monke
 
 @pytest.mark.slow
 def test_wandb_offline_and_resumed(tmp_path):
-    first = train(tmp_path, "wandb", "run.dir=mine/it-0", WANDB_MODE="offline")
-    again = train(tmp_path, "wandb", "--resume", "mine/it-0", "run.steps=4", WANDB_MODE="offline")
+    first = train(tmp_path, "wandb", "run.dir=runs/mine/it-0", WANDB_MODE="offline")
+    again = train(tmp_path, "wandb", "--resume", "runs/mine/it-0", "run.steps=4", WANDB_MODE="offline")
     assert "run.track=wandb failed" not in first.stdout + again.stdout
-    identity = (tmp_path / "mine/it-0/tracked_run").read_text()
-    parts = sorted((tmp_path / "mine/it-0/wandb").glob("offline-run-*"))
+    identity = (tmp_path / "runs/mine/it-0/tracked_run").read_text()
+    parts = sorted((tmp_path / "runs/mine/it-0/wandb").glob("offline-run-*"))
     written = [(part / f"run-{identity}.wandb").read_bytes() for part in parts]
     assert len(written) == 2  # `wandb sync` makes one run of them
     assert all(b"train/rewards/correct/mean" in part and re.search(b"mine/it(?!-)", part) for part in written)
@@ -102,17 +102,17 @@ def test_wandb_that_cannot_log_in(tmp_path):
 @pytest.mark.slow
 def test_trackio_in_a_local_folder_and_resumed(tmp_path):
     data = {"TRACKIO_DIR": str(tmp_path / "data"), "TRACKIO_PROJECT": "tests"}
-    train(tmp_path, "trackio", "run.dir=mine/it-0", **data)
-    done = train(tmp_path, "trackio", "--resume", "mine/it-0", "run.steps=4", "--json", **data)
-    assert json.loads(done.stdout)["run_folder"] == "mine/it-0"
+    train(tmp_path, "trackio", "run.dir=runs/mine/it-0", **data)
+    done = train(tmp_path, "trackio", "--resume", "runs/mine/it-0", "run.steps=4", "--json", **data)
+    assert json.loads(done.stdout)["run_folder"] == "runs/mine/it-0"
     with sqlite3.connect(tmp_path / "data/tests.db") as database:
         rows = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
         assert json.loads(database.execute("select config from configs").fetchone()[0])["_Group"] == "mine/it"
     assert sorted({step for _, step, _ in rows}) == [1, 2, 3, 4]  # a checkpoint adds its seconds in a row of its own
-    assert {name for name, _, _ in rows} == {f"it-0-{(tmp_path / 'mine/it-0/tracked_run').read_text()}"}
+    assert {name for name, _, _ in rows} == {f"it-0-{(tmp_path / 'runs/mine/it-0/tracked_run').read_text()}"}
     assert sum("train/reward" in json.loads(metrics) for _, _, metrics in rows) == 4
     tables = [table["_value"] for *_, metrics in rows if (table := json.loads(metrics).get("answers"))]
-    sampled = lines_of(tmp_path / "mine/it-0/samples.jsonl")
+    sampled = lines_of(tmp_path / "runs/mine/it-0/samples.jsonl")
     assert [[row["reward"] for row in table] for table in tables] == [
         [one["reward"] for one in sampled if one["step"] == step] for step in (1, 2, 3, 4)
     ]
