@@ -272,7 +272,7 @@ def test_an_encrypted_connection(certificate, monkeypatch):
 
 
 def test_a_thread_that_runs_an_event_loop_may_ask():
-    """That of a notebook does."""
+    """The thread of a notebook runs one."""
 
     async def cell() -> bytes:
         return exchange(f"{hub.url}/api/validate-yaml", {}, timeout_s=30, largest=100, direct=True)

@@ -12,7 +12,7 @@ import yaml
 from tests.commands.conftest import write
 from tests.conftest import refuses
 from tests.e2e import short_job
-from trainer.config.paths import file_of
+from trainer.config.paths import data_files, file_of
 from trainer.config.resolve import resolve
 from trainer.machine import disk, user_code
 from trainer.machine.http_client import read_key
@@ -53,6 +53,11 @@ def test_small_data_are_in_the_run_and_its_paths_do_not_depend_on_where_it_was_s
     assert settings["task"]["path"] == "given/path/mine.csv"
     assert settings["reward"]["custom"] == [f"{run.parent}/mine.py:brief"]
     assert (run / "given/path/mine.csv").read_bytes() == (run.parent / "mine.csv").read_bytes()
+
+
+def test_a_file_with_the_characters_of_a_pattern_is_itself(tmp_path):
+    write(tmp_path, {"rows[1].csv": "a\n", "rows1.csv": "b\n"})
+    assert data_files(tmp_path / "rows[1].csv") == [tmp_path / "rows[1].csv"]
 
 
 @pytest.mark.parametrize(("path", "kept"), [

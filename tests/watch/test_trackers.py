@@ -72,6 +72,7 @@ def test_the_seeds_of_an_arm_and_the_runs_of_a_sweep_are_a_group(tmp_path, monke
     (tmp_path / "rates").mkdir()
     (tmp_path / "rates/job.sbatch").write_text("")
     names = {"runs/mine/grpo-1": "mine/grpo", "rates/001": "rates", "runs/demo": None, "runs/demo-1": None}
+    names["elsewhere/mine/grpo-1"] = "mine/grpo"  # a run does not depend on the working folder
     assert {name: group_of(Path(name), {"run.seed": 1}) for name in names} == names
 
 

@@ -26,8 +26,10 @@ def file_of(text: str) -> str:
 
 def data_files(source: Path) -> list[Path]:
     """Return the local files that a setting names: a file, those of a pattern, or the data files of a folder."""
+    if source.is_file():  # its name may have characters of a pattern
+        return [source]
     if not source.is_dir():
-        return [Path(file) for file in sorted(glob.glob(str(source)))] or [source] * source.is_file()
+        return [Path(file) for file in sorted(glob.glob(str(source)))]
     found = sorted(file for end in ("train.*", "test.*") for file in source.glob(end) if file.is_file())
     in_parts = (file for depth in ("*", "*/*") for file in source.glob(depth) if file.suffix in PARTS)
     return found or sorted(file for file in in_parts if file.is_file())

@@ -66,8 +66,7 @@ LFM2_NAMES |= {"input_layernorm": "operator_norm", "post_attention_layernorm": "
 LFM3_NAMES |= {"input_layernorm": "operator_norm", "post_attention_layernorm": "post_operator_norm"}
 LFM3_NAMES |= {"pre_feedforward_layernorm": "ffn_norm", "post_feedforward_layernorm": "post_ffn_norm"}
 HUNYUAN_NAMES = {"q_norm": "query_layernorm", "k_norm": "key_layernorm"}
-HUNYUAN: dict[str, Any] = {"query_norms": "each", "rotates_first": True, "arch": "hunyuan-dense"}
-HUNYUAN |= {"ropes": ("default", "dynamic")}
+HUNYUAN: dict[str, Any] = {"query_norms": "each", "rotates_first": True, "ropes": ("default", "dynamic")}
 GRANITE4_NAMES = {"mlp": "shared_mlp", "gate_up_proj": "input_linear", "down_proj": "output_linear"}
 GEMMA: dict[str, Any] = {"is_tied": True, "norms": "both", "windows": "some layers"}  # Gemma 2 and later, LFM3
 
@@ -85,7 +84,7 @@ ROWS = (
     Family("Olmo2", "olmo2", norms="after", query_norms="all", arch="olmo2"),
     Family("Olmo3", "olmo3", norms="after", query_norms="all", arch="olmo2"),
     Family("Exaone4", "exaone4", norms="after", query_norms="each", arch="exaone4", ropes=(*STRETCHES, "llama3")),
-    Family("HunYuanDenseV1", "hunyuan_v1_dense", names=HUNYUAN_NAMES, **HUNYUAN),
+    Family("HunYuanDenseV1", "hunyuan_v1_dense", names=HUNYUAN_NAMES, arch="hunyuan-dense", **HUNYUAN),
     Family("SeedOss", "seed_oss", has_biases=True, arch="seed_oss"),
     Family("Gemma", "gemma", is_tied=True, adds_one=True, arch="gemma"),
     Family("Gemma2", "gemma2", decodes=False, adds_one=True, is_capped=True, is_eager=True, **GEMMA),

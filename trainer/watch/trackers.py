@@ -93,7 +93,7 @@ def group_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """Return the group of a run: `STUDY/ARM` for the seeds of an arm, the folder of a sweep, or none."""
     folder = folder.resolve()
     arm = folder.name.removesuffix(f"-{settings.get('run.seed')}")
-    if arm != folder.name and folder.parent.parent == RUNS.resolve():  # `runs/demo-0` is a run by itself
+    if arm != folder.name and folder.parent.name != RUNS.name:  # `runs/demo-0` is a run by itself
         return f"{folder.parent.name}/{arm}"
     return folder.parent.name if (folder.parent / "job.sbatch").is_file() else None
 

@@ -23,7 +23,7 @@ class Model(Section):
     """`auto` is bf16 on cards that support it, fp16 on older ones, fp32 on the CPU."""
     quantize: Literal["none", "nf4", "int8", "bf16"] = "none"
     """Store the frozen base of an adapter in 4 bits (`nf4`) or 8 bits (`int8`). `bf16` computes products with
-    it in bf16, which is fast on CPUs with AMX or AVX512-BF16. Embeddings and output layer stay in model.dtype. The
+    it in bf16, on a CPU with AMX, or an AMD CPU with AVX512-BF16. Embeddings and output layer stay in model.dtype. The
     adapter is merged into the original base; see docs/training.md."""
     quantize_head: Literal["none", "int8"] = "none"
     """Store the frozen output layer in 8 bits. Only for models whose output layer is not their embedding."""

@@ -27,7 +27,7 @@ class Attention:
         all_rotate = getattr(config, "position_embedding_type", "rope") == "rope"  # Granite 4
         self.rotates = getattr(module, "use_rope", all_rotate)  # SmolLM3 has layers without positions
         if family.kind == "Exaone4" and self.window and not module.is_sliding:
-            self.window, self.rotates = None, False
+            self.window, self.rotates = None, False  # full attention has no positions there
         self.rotates_first = family.rotates_first
         norms = [getattr(module, family.part(name), None) for name in ("q_norm", "k_norm")]
         self.head_norms = [norm if norm is None else Norm(norm, family.adds_one) for norm in norms]
@@ -53,7 +53,7 @@ class Attention:
         if self.values_are_keys:
             heads_NhD = torch.cat((heads_NhD, heads_NhD[:, self.query_heads :]), dim=1)
         if self.rotates_first:
-            self._rotate(heads_NhD, at)
+            self._turn(heads_NhD, at)
         queries, keys, values = heads_NhD.split([self.query_heads, self.own_heads, self.own_heads], dim=1)
         for part_NhD, norm in zip((queries, keys), self.head_norms, strict=True):
             if norm is not None:  # over each head, or over all heads together
@@ -61,13 +61,14 @@ class Attention:
         if self.value_epsilon is not None:
             values.copy_(F.rms_norm(values, values.shape[-1:], None, self.value_epsilon))
         if not self.rotates_first:
-            self._rotate(heads_NhD, at)
+            self._turn(heads_NhD, at)
         output_NO = self._within(heads_NhD, at) if isinstance(at, Prompts) else self._behind(heads_NhD, at)
         if not (self.is_gated or self.gates_heads):
             return output_NO
         return (output_NO.view(len(output_NO), self.query_heads, -1) * gates.sigmoid()).flatten(1)
 
-    def _rotate(self, heads_NhD: Tensor, at: Pass) -> None:
+    def _turn(self, heads_NhD: Tensor, at: Pass) -> None:
+        """Apply the rotary embedding to queries and keys, in a layer that has one."""
         if self.rotates:
             _rotate(heads_NhD[:, : self.query_heads + self.own_heads], *at.angles[self.kind])
 
