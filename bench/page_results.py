@@ -147,13 +147,15 @@ repeats the first steps of a run with an adapter.
 RESULTS_TAIL = """
 [What a 135 M model learns here](small_model_learns.md) also lists what was not learned.
 """
-# results with a page in gallery/
+# results with a page in gallery/, and the link's text
 SHOWN = {
-    "seeds": "default",
-    "studies/calculator": "calculator",
-    "studies/maze": "maze",
-    "studies/addition_cpu": "sums",
-    "studies/gsm8k_cpu": "gsm8k",
+    "seeds": ("default", "run"),
+    "studies/calculator": ("calculator", "run"),
+    "studies/maze": ("maze", "run"),
+    "studies/addition_cpu": ("sums", "run with rank 4"),
+    "studies/gym_products": ("products", "run with rank 8"),
+    "studies/gym_word_order": ("words", "run with rank 8"),
+    "studies/gsm8k_cpu": ("gsm8k", "run"),
 }
 # model, task, file, the arm that learns, what is beside it, and the command that repeats it
 SUMMARY: tuple[tuple[str, str, str, str, tuple[str, ...], str], ...] = (
@@ -211,8 +213,9 @@ def _files(name: str, command: str) -> Iterator[tuple[str, str]]:
     last = command.rsplit(maxsplit=1)[-1]
     yield "settings", last if last.endswith(".yaml") else f"trainer/config/presets/{last}.yaml"
     if name in SHOWN:
-        yield "run with rank 4" if SHOWN[name] == "sums" else "run", f"gallery/{SHOWN[name]}.md"
-        if (ROOT / (adapter := f"gallery/{SHOWN[name]}/adapter")).is_dir():
+        run, text = SHOWN[name]
+        yield text, f"gallery/{run}.md"
+        if (ROOT / (adapter := f"gallery/{run}/adapter")).is_dir():
             yield "adapter", adapter
 
 

@@ -94,8 +94,9 @@ def training(words: list[str]) -> list[str] | None:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with what the lines name: an earlier run, and settings for a batch."""
-    write(tmp_path, {"runs/demo/config.yaml": config_of()})
+    """A folder with what the lines name: an earlier run, and the text of a prompt."""
+    style = "bench/studies/two_lines.txt"
+    write(tmp_path, {"runs/demo/config.yaml": config_of(), style: (ROOT / style).read_text()})
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
