@@ -155,6 +155,7 @@ SHOWN = {
     "studies/addition_cpu": ("sums", "run with rank 4"),
     "studies/gym_products": ("products", "run with rank 8"),
     "studies/gym_word_order": ("words", "run with rank 8"),
+    "studies/gym_word_order_gemma": ("gemma", "run with rank 8"),
     "studies/svamp_format": ("svamp", "run with rank 8"),
     "studies/gsm8k_cpu": ("gsm8k", "run"),
 }
