@@ -35,11 +35,18 @@ LOSS_OF = {"grpo": "gspo", "bnpo": "cispo", "dr_grpo": "reinforce_baseline"}
 OBJECTIVES = {name: (f"algorithm.aggregation={name}", f"algorithm.loss={loss}") for name, loss in LOSS_OF.items()}
 OBJECTIVES |= {"dapo": ("algorithm.aggregation=dapo",), "rich": RICH, "gradreg": GRADREG}
 OBJECTIVES |= {"minibatches": ("algorithm.minibatches=2", "algorithm.clip_high=0.05", "algorithm.lr=0.003")}
+OBJECTIVES |= {"muon": ("optim.name=muon",)}
 OBJECTIVES |= {"warmup": ("warmup.only=true", "warmup.steps=3", "warmup.lr=0.01", "optim.max_grad_norm=0.2")}
-IDLE = ("rich", "gradreg", "minibatches")  # those whose ranks do more together than to add up one gradient
+IDLE = ("rich", "gradreg", "muon", "minibatches")  # those whose ranks do more together than to add up one gradient
 # Objective and the pass in which memory runs out -> the number of ranks, so that every two of the three meet.
 SHORT = {("dapo", "forward"): 1, ("rich", "forward"): 2, ("gradreg", "forward"): 1}
-SHORT |= {("dapo", "backward"): 2, ("rich", "backward"): 1, ("gradreg", "backward"): 2}
+SHORT |= {
+    ("muon", "forward"): 2,
+    ("muon", "backward"): 1,
+    ("dapo", "backward"): 2,
+    ("rich", "backward"): 1,
+    ("gradreg", "backward"): 2,
+}
 FULL = ("lora.enabled=false", "algorithm.lr=0.001")  # so that 3e-5 is a small share of a step
 VARIANTS = {"full": FULL, "dora": ("lora.dora=true",), "plus": ("lora.plus_ratio=8",)}
 VARIANTS |= {"pissa": ("lora.init=pissa", "lora.rslora=true")}
@@ -154,7 +161,7 @@ def test_8_bit_states_learn_nearly_what_32_bit_states_do(one_rank):
 def test_objectives_differ(one_rank):
     """So that what is the same above is not the same for another reason."""
     norms = [one_rank[f"{objective} whole"]["grad_norms"][0] for objective in OBJECTIVES]
-    assert len({round(norm, 3) for norm in norms}) >= len(norms) - 1  # the first gradient of gradreg is that of dapo
+    assert len({round(norm, 3) for norm in norms}) >= len(norms) - 2  # the first of gradreg and muon are that of dapo
 
 
 def test_the_first_pass_is_on_policy_and_the_second_is_clipped(one_rank, two_ranks):
@@ -229,6 +236,26 @@ def test_gradient_regularisation_equals_plain_pytorch(one_rank, two_ranks, tiny_
         assert result["updates"][0]["gradreg/second_norm"] == pytest.approx(norm_of(second), rel=1e-4)
         assert result["loss"] == pytest.approx(one_rank["dapo whole"]["loss"], abs=1e-5)  # of the first gradient alone
     assert abs(norm_of(mixed) / norm_of(first) - 1) > 1e-2, "the term is large enough to be seen"
+
+
+def test_muon_equals_plain_pytorch(one_rank, tiny_model):
+    """The gradients of plain PyTorch, and their singular vectors."""
+    model, trainable, config = without_engine(tiny_model, *OBJECTIVES["muon"])
+    norms = []
+    for _ in range(UPDATES):
+        loss = -(completion_logprobs(model, config.rollout.temperature) * ADVANTAGES).mean()
+        gradient = torch.autograd.grad(loss, trainable)
+        norms.append(norm_of(gradient))
+        with torch.no_grad():
+            for parameter, part in zip(trainable, gradient, strict=True):
+                left, values, right = torch.linalg.svd(part.double(), full_matrices=False)
+                values = values / (values.square() + (0.03 * values.max()) ** 2).clamp(min=1e-30).sqrt()
+                parameter.sub_(config.algorithm.lr * max(part.shape) ** 0.5 * (left * values) @ right)
+    assert norms == pytest.approx(one_rank["muon whole"]["grad_norms"], rel=1e-3)
+    for name, values in model.named_parameters():
+        if values.requires_grad:
+            found = torch.tensor(one_rank["muon whole"]["adapter"][name])
+            torch.testing.assert_close(found, values.detach().flatten(), atol=1e-4, rtol=0)
 
 
 def gradient_of_ratio(model, trainable, config, old) -> list[torch.Tensor]:

@@ -42,7 +42,7 @@ DRAW = 8 + INSIDE_A_DRAW  # bytes for each logit of a draw: fp32 logits divided 
 ITEMS = {"auto": 2, "bf16": 2, "fp16": 2, "fp32": 4}  # bytes of a number
 # bytes of a weight: four bits, a byte for each 64 weights, and a float for each 256 of these bytes
 NF4 = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-ADAM = {"adamw": 8, "adamw_8bit": 2.04}  # bytes of the moments of each trained parameter
+MOMENTS = {"adamw": 8, "adamw_8bit": 2.04, "muon": 0}  # bytes of the optimizer's state of each trained parameter
 
 Terms = dict[str, int]
 Sizes = dict[str, float]
@@ -216,7 +216,7 @@ class Planner:
     @cached_property
     def state(self) -> float:
         """Bytes of this rank's optimizer state, and of its gradient if the weights are split, without offload."""
-        return self.shard * (4 + ADAM[self.config.optim.name] + (self.item if self.splits else 0))
+        return self.shard * (4 + MOMENTS[self.config.optim.name] + (self.item if self.splits else 0))
 
     @cached_property
     def _resident(self) -> Sizes:
@@ -500,7 +500,8 @@ class Planner:
         head = head_bytes(shape, work.edges, not config.lora.enabled or "lm_head" in self.targets, entropy)
         head += 0 if config.lora.enabled else shape.embedding * self.item  # the gradient of the output layer
         gradients = {
-            "gradients": self.trained * (FLOAT if regularises else self.item),
+            # Muon adds the gradients of micro-batches in fp32
+            "gradients": self.trained * (FLOAT if regularises else self.item + FLOAT * (config.optim.name == "muon")),
             # in fp32: the parameters, the displaced parameters, the first gradient, and the sum of the second one
             "regularisation": 4 * FLOAT * self.trained * regularises,
         }
@@ -543,7 +544,7 @@ class Planner:
             # weights and gradient in fp32, the copy sent to the card (usually all page-locked), and the moments
             sizes = (4 * self.shard, 4 * self.shard, self.item * self.shard)
             buffers = map(_page_locked, sizes) if self.zero["offload_optimizer"].get("pin_memory") else sizes
-            phases["run"]["optimizer state"] = sum(buffers) + ADAM[self.config.optim.name] * self.shard
+            phases["run"]["optimizer state"] = sum(buffers) + MOMENTS[self.config.optim.name] * self.shard
         if self.streams:
             phases["run"]["weights"] = _page_locked(shape.parameters * self.item / self.world_size)
         if model.embeddings == "cpu":

@@ -31,7 +31,7 @@ from trainer.model import fast_imports
 from trainer.model.hub import NOTHING, Found, cache
 from trainer.model.shapes import planned_shape
 from trainer.plan import downloads, memory_check
-from trainer.plan.planner import ADAM, PROCESS, Planner
+from trainer.plan.planner import MOMENTS, PROCESS, Planner
 from trainer.problem.task import DataTask, make_task
 from trainer.problem.tools import tools_of
 from trainer.reward import make
@@ -59,6 +59,7 @@ SWITCHES: list[tuple[str | tuple[str, ...], Callable[[Config], object], str]] = 
     (("algorithm.kl.estimator", "algorithm.kl.where"), lambda c: c.algorithm.kl.coef,
      "Write algorithm.kl.coef=0.04 as well"),
     ("algorithm.gradreg", lambda c: c.algorithm.gradreg.strength, "Write algorithm.gradreg.strength=0.003 as well"),
+    (("optim.betas", "optim.max_grad_norm"), lambda c: c.optim.name != "muon", "Leave it out, or optim.name=muon"),
     (("reward.timeout", "reward.custom_format"), lambda c: c.reward.custom, "Write reward.custom=FILE.py:FUNCTION"),
     ("rollout.refills", lambda c: c.rollout.dead_groups == "refill", "Write rollout.dead_groups=refill as well"),
     ("prompt.shots", lambda c: "few_shot" in (c.prompt.style, make_task(c.task).prompt_style),
@@ -348,7 +349,7 @@ def needs(config: Config, found: Found, machine: hardware.Hardware, teacher: Fou
     if is_adapter:
         shape = planned_shape(config.model)
         trained = Planner(shape, config, world_size=1, vram=0).trained if shape else 0
-    state = int(trained * (4 + ADAM[config.optim.name]))  # in fp32 and its moments, in a checkpoint or offloaded
+    state = int(trained * (4 + MOMENTS[config.optim.name]))  # in fp32 and its moments, in a checkpoint or offloaded
     checkpoint = state + trained * width * (2 if is_adapter else 1)  # an adapter is also saved in PEFT's format
     is_offloaded = ds_config.is_offloaded(ds_config.zero_settings(config.engine), "optimizer")
     results = config.merges or not is_adapter

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -30,7 +31,7 @@ from trainer.model.embedding_and_head import causal_lm_of
 from trainer.model.trained_weights import Snapshot, Trained
 from trainer.ranks import distributed
 from trainer.records import Scores, TrainingBatch, Update
-from trainer.step import gradient_regularisation, repartition
+from trainer.step import gradient_regularisation, muon, repartition
 from trainer.step.optimizer import make_optimizer, schedule
 
 FP16_LOSS_SCALE = 2.0**12  # prevents underflow in fp16 gradients that are computed outside the engine
@@ -60,7 +61,10 @@ class DeepSpeedPolicy:
         self._is_base = False
         trained = sum(parameter.numel() for parameter in self.trainable)
         template = ds_config.read(config.engine.ds_config)
+        self.is_orthogonal = config.optim.name == "muon"
         settings = ds_config.fill(template, dtype, config.optim.max_grad_norm, trained=trained)
+        if self.is_orthogonal:  # its updates have one size, which fp16 could not hold times the usual scale of 2 ** 16
+            settings |= {"gradient_clipping": 0.0, "fp16": settings["fp16"] | {"initial_scale_power": 8}}
         if not distributed.on_gpu():
             deepspeed.ops.__compatible_ops__ = {}  # otherwise DeepSpeed compiles an all-reduce, which takes a minute
         _import_muon()
@@ -110,7 +114,7 @@ class DeepSpeedPolicy:
     @torch.no_grad()
     def measure(self, batch: TrainingBatch) -> Scores:
         """Return scores without a gradient, in the precision of the pass that they are compared with."""
-        with gradient_regularisation.in_fp32(self.trainable if self.config.algorithm.gradreg.strength else []):
+        with self._precision():
             return self.score(batch)
 
     def backward(self, loss: Tensor) -> None:
@@ -130,9 +134,9 @@ class DeepSpeedPolicy:
         for group, peak in zip(self.engine.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * share
         self.engine.train()
-        measured = {}
-        if strength := gradient_regularisation.strength_at(self.config.algorithm.gradreg, step):
-            measured = self._add_regularised(gradient, strength)
+        measured, norm = dict[str, float](), None
+        if self._is_outside:
+            measured, norm = self._add_outside(gradient, step)
         else:
             with self.engine.coalesce_grad_reduction():
                 gradient()
@@ -140,11 +144,11 @@ class DeepSpeedPolicy:
         before_N = parameters_to_vector(self.trainable).detach() if is_measured else None
         self._read_norms()
         self.engine.step()
-        norm, rate = float(self.engine.get_global_grad_norm()), self.engine.get_lr()[0]
+        norm = float(self.engine.get_global_grad_norm()) if norm is None else norm
         if before_N is not None:
             change = (parameters_to_vector(self.trainable).detach() - before_N).norm() / before_N.norm()
             measured["update_size"] = float(change)
-        return Update(norm, rate, self.engine.optimizer.overflow, measured)
+        return Update(norm, self.engine.get_lr()[0], self.engine.optimizer.overflow, measured)
 
     def _read_norms(self) -> None:
         """Read the norms of all gradients at once, and derive from them whether all are finite. DeepSpeed would wait
@@ -154,8 +158,8 @@ class DeepSpeedPolicy:
             self.engine.optimizer.local_overflow = not all(map(torch.isfinite, norms.values()))
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
-        if self.config.algorithm.gradreg.strength:
-            with gradient_regularisation.in_fp32(self.trainable):
+        if self._is_outside:
+            with self._precision():
                 self._whole_gradient(gradient, displaced=False)
             return
         with self.engine.coalesce_grad_reduction():
@@ -178,18 +182,34 @@ class DeepSpeedPolicy:
             parameter.grad = None
         self.engine.optimizer.zero_grad()
 
-    def _add_regularised(self, gradient: Callable[[], None], strength: float) -> dict[str, float]:
-        """Compute the regularised gradient outside the engine, and pass it on as the gradient of a linear function.
-        Return measurements."""
-        eps = self.config.algorithm.gradreg.eps
-        with gradient_regularisation.in_fp32(self.trainable):
-            whole = partial(self._whole_gradient, gradient)
-            mixed, first, second = gradient_regularisation.regularised(whole, self.trainable, eps, strength, self._ends)
+    @property
+    def _is_outside(self) -> bool:
+        """True if gradients are computed outside the engine, which sees only what becomes of them."""
+        return self.is_orthogonal or bool(self.config.algorithm.gradreg.strength)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        return gradient_regularisation.in_fp32(self.trainable if self.config.algorithm.gradreg.strength else [])
+
+    def _add_outside(self, gradient: Callable[[], None], step: int) -> tuple[dict[str, float], float | None]:
+        """Compute a regularised gradient or an orthogonal update outside the engine, and pass it on as the gradient of
+        a linear function. Return measurements, and the norm of the gradient if the engine does not see it."""
+        settings, measured, norm = self.config.algorithm.gradreg, dict[str, float](), None
+        whole = partial(self._whole_gradient, gradient)
+        with self._precision():
+            if strength := gradient_regularisation.strength_at(settings, step):
+                regularised = gradient_regularisation.regularised
+                parts, first, second = regularised(whole, self.trainable, settings.eps, strength, self._ends)
+                measured = {"gradreg/first_norm": first, "gradreg/second_norm": second, "gradreg/strength": strength}
+            else:
+                parts = whole(False)
+        if self.is_orthogonal:
+            norm = float(parameters_to_vector(parts).norm())
+            parts = muon.orthogonal(parts) if isfinite(norm) else parts  # the engine skips such an update
         with self.engine.coalesce_grad_reduction():
-            parts = zip(self.trainable, mixed, strict=True)
-            linear = sum((parameter.float() * part).sum() for parameter, part in parts)
+            pairs = zip(self.trainable, parts, strict=True)
+            linear = sum((parameter.float() * part).sum() for parameter, part in pairs)
             self.engine.backward(linear, scale_wrt_gas=False)
-        return {"gradreg/first_norm": first, "gradreg/second_norm": second, "gradreg/strength": strength}
+        return measured, norm
 
     def _whole_gradient(self, gradient: Callable[[], None], displaced: bool) -> gradient_regularisation.Gradient:
         """Return the gradient that `gradient` accumulates, summed over all ranks, without the engine's hooks."""

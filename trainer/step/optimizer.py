@@ -17,6 +17,8 @@ def make_optimizer(model: Any, config: Config) -> Any:
         return bitsandbytes.optim.AdamW8bit(groups, **options)
     import torch
 
+    if settings.name == "muon":  # the engine passes it updates; see `muon.py`
+        return torch.optim.SGD(groups, weight_decay=settings.weight_decay)
     return torch.optim.AdamW(groups, fused=True, **options)
 
 

@@ -53,7 +53,7 @@ def _empty(part: Part, zero: Any, path: Path) -> Part:
 
 def _buffers(part: Part, group: int) -> dict[str, Tensor]:
     """Return the flat master weights and the flat tensors of the optimizer of a group."""
-    state = part[STATE]["state"][group].items()
+    state = part[STATE]["state"].get(group, {}).items()  # an optimizer may keep nothing
     return {"": part[MASTERS][group], **{key: value for key, value in state if torch.is_tensor(value) and value.dim()}}
 
 

@@ -1,0 +1,27 @@
+"""Orthogonal updates; test_engine.py holds a run's against plain PyTorch."""
+
+import torch
+
+from trainer.step.muon import orthogonal
+
+
+def test_every_direction_of_a_gradient_counts_alike():
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(4, 32), (48, 4), (4, 32), (7,)]
+    gradient = [torch.randn(*shape, generator=generator) for shape in shapes]
+    gradient[0] *= torch.tensor([[100.0], [1.0], [1.0], [0.1]])  # a direction that nearly all answers share
+    update = orthogonal(gradient)
+    assert [one.shape for one in update] == [one.shape for one in gradient]
+    for before, after in zip(gradient[:3], update, strict=False):
+        values = torch.linalg.svdvals(after) / max(after.shape) ** 0.5
+        assert 0.03 < values.min() <= values.max() < 1.001
+        assert values.max() > 0.99
+        assert (before * after).sum() > 0
+    torch.testing.assert_close(update[3], gradient[3] / gradient[3].square().mean().sqrt(), atol=0, rtol=1e-3)
+
+
+def test_a_gradient_of_any_size_gives_one_update_and_none_gives_none():
+    small, large, none = orthogonal([torch.full((2, 3), 1e-20), torch.full((2, 3), 1e10), torch.zeros(2, 3)])
+    torch.testing.assert_close(small, large)
+    assert large.square().mean() > 0.4
+    assert not none.any()
