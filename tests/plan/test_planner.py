@@ -493,6 +493,10 @@ def test_what_a_setting_takes_is_planned():
     regularised = planner_of(name, "lora.enabled=false", "algorithm.gradreg.strength=0.1").plan.phases["backward"]
     assert regularised["gradients"] == 2 * whole["gradients"] == 4 * 494_032_768
     assert regularised["regularisation"] == 16 * 494_032_768
+    adam, muon = planner_of(name), planner_of(name, "optim.name=muon")
+    gradients = [one.plan.phases["backward"]["gradients"] for one in (adam, muon)]
+    assert gradients == [2 * adam.trained, 6 * adam.trained]
+    assert [one.state for one in (adam, muon)] == [12 * adam.trained, 4 * adam.trained]
 
 
 @pytest.mark.parametrize(("targets", "same"), [("[self_attn.q_proj]", "[q_proj]"), ("all-linear", "all")])

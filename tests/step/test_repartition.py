@@ -82,10 +82,12 @@ def test_a_checkpoint_that_is_read_and_saved_again_loses_nothing(trained, tmp_pa
     torch.testing.assert_close(load_file(before / adapter), load_file(trained / adapter), atol=0, rtol=0)
 
 
-def test_a_run_that_goes_on_with_other_ranks_learns_the_same(tmp_path):
-    train(1, tmp_path / "undisturbed", "run.steps=4", "algorithm.lr=1e-4")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])  # muon keeps nothing
+def test_a_run_that_goes_on_with_other_ranks_learns_the_same(tmp_path, optimizer):
+    settings = ("algorithm.lr=1e-4", f"optim.name={optimizer}")
+    train(1, tmp_path / "undisturbed", "run.steps=4", *settings)
     for steps, count in ((2, 2), (3, 1), (4, 3)):
-        train(count, tmp_path / "other", f"run.steps={steps}", "algorithm.lr=1e-4")
+        train(count, tmp_path / "other", f"run.steps={steps}", *settings)
     undisturbed, other = (learned(tmp_path / name) for name in ("undisturbed", "other"))
     for one, found in zip(undisturbed, other, strict=True):
         same = [name for name in one if not name.startswith("sampler_difference")]
