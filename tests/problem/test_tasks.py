@@ -127,6 +127,29 @@ def test_a_column_may_hold_all_choices_and_the_answer_name_one(tmp_path, choices
     assert len(problem.extra["choices"]) == 3
 
 
+SETS = [
+    ([(["1", "2", "3"], "2"), (["2", "3", "1"], "3")], ["2", "3"]),  # there is no index 3
+    ([(["3", "1", "2"], "1"), (["one", "two", "three"], "two")], ["1", "two"]),
+    ([(["1", "2", "3"], "1"), (["1", "2", "3"], "0"), (["1", "2", "3"], 2)], ["2", "1", "3"]),
+    ([(["A", "AB", "B"], "B"), (["red", "blue", "green"], "C")], ["AB", "green"]),
+    ([(["A", "AB", "B"], "B"), (["AB", "B", "A"], "AB"), (["1", "2", "0"], "7")], ["B", "AB"]),  # 7 is left out
+    ([(["1", "2", "3"], "2"), (["2", "3", "1"], "1")], []),  # both are possible for all
+    ([(["1", "2", "3"], "2"), (["red", "blue", "green"], "1"), (["4", "5", "6"], "6")], ["blue", "6"]),  # neither is
+]
+
+
+@pytest.mark.parametrize(("records", "rights"), SETS)
+def test_all_answers_together_say_whether_a_number_is_a_text_or_a_place(tmp_path, records, rights):
+    rows = [{"question": f"{place}?", "c": choices, "answer": one} for place, (choices, one) in enumerate(records)]
+    path = write(tmp_path / "a.jsonl", *rows)
+    if not rights:
+        with refuses(f"{path}:1", DataError):
+            read(path, "multiple_choice", choices="c")
+    else:
+        problems = read(path, "multiple_choice", choices="c", on_bad_record="skip")
+        assert [one.extra["choices"]["ABC".index(one.gold)] for one in problems] == rights
+
+
 def test_the_same_records_come_out_of_every_format(tmp_path):
     import pyarrow
     import pyarrow.parquet

@@ -3,12 +3,13 @@
 import random
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from contextlib import suppress
+from typing import Any, ClassVar
 
 from trainer.answers import find, number
 from trainer.answers.choice import LETTERS
 from trainer.errors import DataError
-from trainer.problem.sources import HubSet, Record
+from trainer.problem.sources import HubSet, Record, Source
 from trainer.problem.task import DataTask
 from trainer.records import Problem
 
@@ -93,8 +94,26 @@ class MultipleChoiceTask(DataTask):
         extra = record.others(column) | {"choices": choices}
         return Problem(name, f"{question}\n\n{listed}", LETTERS[choices.index(right)], solution, extra, stem=question)
 
+    def _read_all(self, split: str, source: Source) -> list[Problem]:
+        self.kinds = {"text", "index", "letter"}  # of the answers, as far as all of them can be read that way
+        for record in source.records() if self.settings.choices else ():
+            with suppress(DataError):  # raised below
+                self.kinds &= self._named(record, self.settings.choices or "")[0].keys()
+        return super()._read_all(split, source)
+
     def _listed(self, record: Record, column: str) -> tuple[str, list[str]]:
-        """Return the right choice and all of them, from a list as in MMLU, or from one with labels as in ARC."""
+        """Return the right choice and all of them."""
+        named, choices = self._named(record, column)
+        if len(rights := {named[kind] for kind in named.keys() & self.kinds or named}) > 1:
+            answer = self.settings.answer or "answer"
+            reason = f"`{answer}` is {record.values[answer]!r}, the letter or the index of one choice and the text of "
+            reason += "another, and the other answers do not tell which is meant"
+            raise DataError(record.where, reason, "Write the index of the right one as a number")
+        return rights.pop(), choices
+
+    def _named(self, record: Record, column: str) -> tuple[dict[str, str], list[str]]:
+        """Return the right choice for each kind of answer that it may be, and all choices, from a list as in MMLU, or
+        from one with labels as in ARC."""
         record.must_have({column: "task.choices"})
         listed = record.values[column]
         texts, labels = (listed.get("text"), listed.get("label")) if isinstance(listed, Mapping) else (listed, None)
@@ -104,20 +123,16 @@ class MultipleChoiceTask(DataTask):
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
         by_text, by_index = {choice: choice for choice in choices}, dict(enumerate(choices))
-        by_name = {str(index): choice for index, choice in by_index.items()} | dict(zip(LETTERS, choices))
         by_label = dict(zip(map(str, labels), choices)) if isinstance(labels, list) else {}  # which may be numbers
+        kinds: dict[str, dict[Any, str]] = {"text": by_text, "letter": dict(zip(LETTERS, choices))}
+        kinds["index"] = {str(index): choice for index, choice in by_index.items()}
         if len(by_label) == len(choices):  # and not marks of right and wrong
-            right = (by_text | by_label).get(text)
+            kinds = {"label": by_text | by_label}
         elif not isinstance(value, str):
-            right = by_index.get(value)
-        elif text in by_text and by_name.get(text, text) != text:
-            reason = f"`{answer}` is {text!r}, the letter or the index of one choice and the text of another"
-            raise DataError(record.where, reason, "Write the index of the right one as a number")
-        else:
-            right = (by_name | by_text).get(text)
-        if right is None:
+            text, kinds = value, {"index": by_index}
+        if not (named := {kind: by[text] for kind, by in kinds.items() if text in by}):
             raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected an index from 0, a letter or a text")
-        return right, choices
+        return named, choices
 
     def _right_and_wrong(self, record: Record) -> tuple[str, list[str]]:
         right = record.answer(self.settings.answer or "Correct Answer", "task.answer")
