@@ -340,8 +340,9 @@ def test_a_server_without_room_for_the_longest_prompt_is_refused_before_the_firs
     sampler.rehearse(PROMPTS, SAMPLING)
     double.asked.clear()
     long = Sampling(3, 1.0, 13, 1)
-    with refuses("rollout.max_new_tokens", names=f"the context of {other.url} (--max-model-len), 20") as refused:
+    with refuses("rollout.max_new_tokens", names=f"the context of {other.url}, 20") as refused:
         sampler.rehearse(PROMPTS, long)
+    assert "--max-model-len 21" in str(refused.value)
     assert refused.value.is_of_all
     with refuses("rollout.max_new_tokens"):
         sample(sampler, long)

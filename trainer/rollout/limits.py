@@ -16,18 +16,21 @@ def on_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: int, whose: str = "this model") -> None:
+def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: int, server: str = "") -> None:
     """Raise ConfigError if a prompt with its answer can exceed the context, beyond which the model would write nonsense
     without an error."""
     longest = max(prompts, key=lambda prompt: prompt.longest(new_tokens), default=None)
     if context is None or longest is None or longest.longest(new_tokens) <= context:
         return
     length, where = len(longest.tokens), longest.problem.where or longest.problem.id
-    reason = f"with the {length} tokens of the prompt of {where} that is more than the context of {whose}, {context}"
+    reason = f"with the {length} tokens of the prompt of {where} that is more than the context of "
+    reason += f"{server or 'this model'}, {context}"
     fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
     without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training"
     some_fit = any(prompt.longest(new_tokens) <= context for prompt in prompts)
-    remedy = f"Write {fewer}a shorter prompt{without if some_fit else ', or take a model with a longer context'}"
+    longer = "" if some_fit else ", or take a model with a longer context"
+    longer = f", or start the server with --max-model-len {longest.longest(new_tokens)}" if server else longer
+    remedy = f"Write {fewer}a shorter prompt{without * some_fit}{longer}"
     raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 

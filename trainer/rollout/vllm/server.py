@@ -205,8 +205,7 @@ def connect(context: SamplingContext) -> VllmServerSampler:
 
 def _check_context(servers: Sequence[Server], prompts: Sequence[Prompt], sampling: Sampling) -> None:
     for server in servers:
-        whose = f"{server.url} (--max-model-len)"
-        check_context(server.max_model_len, prompts, sampling.max_new_tokens, whose)
+        check_context(server.max_model_len, prompts, sampling.max_new_tokens, server.url)
 
 
 def _are_numbers(values: Any, kinds: tuple[type, ...], below: int, above: int) -> bool:
