@@ -134,7 +134,8 @@ class DataTask(Task):
             if (source := self.sources[split]) is None:
                 name, folder = self.settings.name, self.settings.data_dir
                 place = f"task.name={name}" if folder is None else f"task.data_dir={folder}"
-                remedy = f"Write task.path=FILE, or task.data_dir=FOLDER with a {split} file in it ({ENDINGS})"
+                path = "FILE" if folder is None else f"{folder} for Parquet files in parts or a set of `datasets`"
+                remedy = f"Write task.path={path}, or task.data_dir=FOLDER with a {split} file in it ({ENDINGS})"
                 raise DataError(place, f"there is no {split} data", remedy)
             self._read[split] = self._read_all(split, source)
         return self._read[split]
