@@ -71,6 +71,19 @@ def test_a_variable_that_is_no_number_is_named(task, name):
         slurm.adopt_ranks()
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ({name: STEP[name] for name in STEP if name != "SLURM_LOCALID"}, "SLURM_LOCALID"),
+    ],
+)
+def test_a_variable_that_the_launcher_has_left_out_is_named(task, given, missing):
+    task(**given)
+    with refuses(missing, ClusterError, names="torchrun"):
+        slurm.adopt_ranks()
+
+
 def test_without_scontrol_it_says_what_to_export(task, monkeypatch):
     task(**STEP)
     monkeypatch.setenv("PATH", "")

@@ -26,7 +26,7 @@ def adopt_ranks() -> None:
     elif "RANK" not in os.environ and "OMPI_COMM_WORLD_RANK" in os.environ:
         os.environ.setdefault("MASTER_PORT", str(PORTS[os.getppid() % len(PORTS)]))  # mpirun is the parent of all ranks
         for name in NAMES:
-            os.environ[name] = os.environ[f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"]
+            os.environ[name] = str(_number(f"OMPI_COMM_WORLD_{name.replace('WORLD_', '')}"))
     must_be_numbers()
     if "RANK" in os.environ or not is_one_of_several():
         return
@@ -78,8 +78,11 @@ def _number(name: str, default: str = "") -> int:
 
 
 def _unreadable(name: str) -> ClusterError:
-    text, remedy = visible(os.environ.get(name, ""))[:100], "Unset it, or let a launcher set it"
-    return ClusterError(f"{name}={text}", "no launcher writes such a value", remedy)
+    if name not in os.environ:
+        remedy = "Export it for each rank, or start the ranks with torchrun"
+        return ClusterError(name, "the launcher has set its other variables, and not this one", remedy)
+    remedy = "Unset it, or let a launcher set it"
+    return ClusterError(f"{name}={visible(os.environ[name])[:100]}", "no launcher writes such a value", remedy)
 
 
 def nodes() -> list[str]:
