@@ -215,12 +215,13 @@ def test_a_function_of_the_user_gets_what_fits_its_annotations_and_its_errors_ar
         assert own("template").step(turn)[0].startswith(said)
 
 
-def test_the_first_error_of_a_function_is_printed_with_its_line(own, capsys):
-    wrong, raising = "```trip\nRome\n```", "```lookup\nMars\n```"
-    for calls in (wrong, raising, raising):
+@pytest.mark.parametrize(("country", "said"), [("Mars", 'return {"France"'), ("Atlantis", "0.5 seconds")])
+def test_the_first_fault_of_a_function_is_printed(own, capsys, country, said):
+    wrong, failing = "```trip\nRome\n```", f"```lookup\n{country}\n```"
+    for calls in (wrong, failing, failing):
         own("fenced").step(calls)
     (line,) = capsys.readouterr().err.splitlines()
-    assert 'return {"France"' in line
+    assert said in line
 
 
 def test_a_list_in_the_tags_of_a_template_is_read_as_json(own, tmp_path):

@@ -48,7 +48,7 @@ _FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL
 _PARAMETER = re.compile(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _LIST = re.compile(r"\[(\w+\(.*\))\]\s*\Z", re.DOTALL)
 _FENCED = re.compile(r"```(\w+)[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_SAID = set[tuple[Path, str]]()  # functions of the user whose first error was printed
+_SAID = set[tuple[Path, str]]()  # functions of the user whose first fault was printed
 # Errors that a malformed call may cause.
 UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, SyntaxError, MemoryError)
 _REPORTING = """
@@ -85,6 +85,7 @@ class OwnTool:
 
     def __init__(self, function: Callable[..., Any], seconds: float) -> None:
         self.function, self.name, self.seconds = function, function.__name__, seconds
+        self.path = Path(getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", "no file"))
 
     @cached_property
     def schema(self) -> Any:
@@ -122,21 +123,23 @@ class OwnTool:
             call.start()
             call.join(self.seconds)
         if call.is_alive():
+            self._say(f"gave no result within {self.seconds:g} seconds, rollout.turns.seconds")
             return f"Error: no result after {self.seconds:g} seconds."
         if isinstance(call.error, ValidationError):
             flaws = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in call.error.errors())
             return f"Error: {'; '.join(flaws)}."
-        if call.error is not None:
-            self._say(call.error)
-        return str(call.result) if call.error is None else f"Error: {user_code.where(call.error, Path())}"
+        if call.error is None:
+            return str(call.result)
+        raised, where = user_code.where(call.error, Path()), user_code.where(call.error, self.path)
+        if where != raised:  # the call itself was right
+            self._say(f"raised {where}")
+        return f"Error: {raised}"
 
-    def _say(self, error: BaseException) -> None:
-        """Print the first error that the function raises. The model sees all of them as replies."""
-        path = Path(getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", "no file"))
-        where = user_code.where(error, path)
-        if where != user_code.where(error, Path()) and (path, self.name) not in _SAID:  # the call itself was right
-            _SAID.add((path, self.name))
-            print(f"octet: the tool {self.name} raised {where}; its errors are replies.", file=sys.stderr, flush=True)
+    def _say(self, fault: str) -> None:
+        """Print the first fault of the function. The model sees all of them as replies."""
+        if (self.path, self.name) not in _SAID:
+            _SAID.add((self.path, self.name))
+            print(f"octet: the tool {self.name} {fault}; its errors are replies.", file=sys.stderr, flush=True)
 
     def _result(self, written: Any) -> str:
         if isinstance(written, str):
