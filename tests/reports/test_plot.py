@@ -134,7 +134,8 @@ def test_the_command_writes_both_files(seeds, tmp_path, capsys):
 def test_a_figure_of_one_metric_has_its_size_and_the_names_that_are_given(seeds, tmp_path, capsys):
     folders = [run.folder for run in seeds]
     figure = ["--size", "3.3x2.2", "--names", "two seeds,fast", "--out", tmp_path / "plots"]
-    for given, name in (([], "held_out.svg"), (["--metric", "reward/mean"], "reward-mean.svg")):
+    one, all_phases = ["--metric", "reward/mean"], ["--metric", "time/*"]
+    for given, name in (([], "held_out.svg"), (one, "reward-mean.svg"), (all_phases, "time.svg")):
         assert said_by(capsys, "plot", *folders, *figure, *given)[1] == f"{tmp_path / 'plots' / name}\n"
         found = ElementTree.parse(tmp_path / "plots" / name).getroot()
         assert float(found.get("width")) / float(found.get("height")) == pytest.approx(1.5)

@@ -49,7 +49,7 @@ def _figure(runs: Sequence[RunFiles], options: Namespace, folder: Path) -> dict[
     metric, names = options.metric or curves.HELD_OUT, options.names.split(",") if options.names else ()
     chart = curves.of_metric(runs, metric, names, *_size(options.size or "4.4x2.5"))
     content = svg(chart.marks(), chart.width, chart.height, chart.title, alone=True).encode()
-    name = metric.replace("/", "-")
+    name = metric.removesuffix("/*").replace("/", "-")
     if options.pdf and (pdf := converted(content, folder / name, "pdf")):
         return {f"{name}.pdf": pdf}
     return {f"{name}.svg": content}

@@ -18,6 +18,7 @@ from trainer.run_folder.changed_settings import NO_EFFECT
 from trainer.run_folder.reader import RunFiles, differing, names_of, phases
 
 Range = tuple[float, float, float]  # a value, and the lower and upper end of its range
+OF_ALL_PHASES = {"time/*": "seconds of a step", "memory/*": "memory at its peak, GB"}
 LONGEST_NAME = 60
 COLUMNS = 2  # of charts in a file
 HELD_OUT = "held_out"
@@ -39,7 +40,7 @@ class Series(NamedTuple):
             return run.held_out(record)
         if name == f"training/{run.measure.name}":
             name = run.measure.of_training
-        if name.endswith("/*"):
+        if name in OF_ALL_PHASES:
             found = [record[f"{name[:-2]}/{phase}"] for phase in phases([record], name[:-2])]
             return (sum(found) if name == "time/*" else max(found),) * 3 if found else None
         return (record[name],) * 3 if name in record else None
@@ -58,8 +59,7 @@ CHARTS: dict[str, dict[str, list[Series]]] = {
         "KL to the reference, a token": [Series("KL", "kl")],
         "loss": [Series("loss", "loss")],
         "norm of the gradient": [Series("norm", "grad_norm")],
-        "seconds of a step": [Series("all", "time/*")],
-        "memory at its peak, GB": [Series("all", "memory/*")],
+        **{title: [Series("all", metric)] for metric, title in OF_ALL_PHASES.items()},
     },
 }
 PERCENT = "accuracy"
@@ -144,9 +144,10 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
         logged = chain.from_iterable(line for run in runs for line in run.metrics)
         known = [one for one in dict.fromkeys([HELD_OUT, *logged]) if one != metric]
         named = ", ".join(one for one in known if not one.startswith(("time/", "memory/")))
-        remedy = did_you_mean(metric, known).strip() or f"Known: {named}; time/* and memory/* of each phase"
+        phases_too = "time/NAME and memory/NAME of each phase, or * for all"
+        remedy = did_you_mean(metric, known).strip() or f"Known: {named}; {phases_too}"
         raise ConfigError(f"--metric {metric}", "no run has logged it", remedy)
-    title = f"held-out {measure.name}, 95 %" if is_held_out else metric
+    title = f"held-out {measure.name}, 95 %" if is_held_out else OF_ALL_PHASES.get(metric, metric)
     is_share = f"{measure.name if is_held_out else metric}/".startswith(f"{PERCENT}/")
     return replace(drawn, title=title, percent=is_share, legend=True, width=width, height=height)
 
