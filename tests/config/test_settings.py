@@ -73,6 +73,7 @@ def test_a_dry_run_says_what_is_paid(preset, settings, paid):
     said = request.resolved.partition("\n")[0]
     assert said.startswith(f"# reward: {paid.partition(';')[0]}")
     assert re.findall(r"reward.weights='(.+)'", said) == re.findall("{.+", paid)  # what would pay right answers, too
+    assert "octet doctor" in request.resolved
     assert yaml.safe_load(request.resolved) == request.config.model_dump(mode="json")
 
 

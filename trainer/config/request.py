@@ -34,8 +34,8 @@ class Request:
 
     @property
     def resolved(self) -> str:
-        """Return the settings as YAML, with a comment that says what is paid."""
-        return f"# {self.config.paid}\n{self.config.to_yaml()}"
+        """Return the settings as YAML, with comments that say what is paid and what checks the rest."""
+        return f"# {self.config.paid}\n# octet doctor checks the data and the machine\n{self.config.to_yaml()}"
 
 
 def parse_command_line(arguments: Sequence[str]) -> Request:
