@@ -117,7 +117,7 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
     environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there
     answer = launch(sys.executable, ROOT / "train.py", *arguments, folder=tmp_path, **environment)
     assert answer.returncode == 0, answer.stderr
-    assert "octet/nano on gsm8k (40 problems): 2 steps" in answer.stdout
+    assert "model octet/nano, task gsm8k, 40 problems: 2 steps" in answer.stdout
     assert answer.stderr == ""  # the libraries have nothing to say about it
     named = json.loads((tmp_path / "it/adapter/adapter_config.json").read_text())["base_model_name_or_path"]
     assert named == "octet/nano"  # and no path of this machine

@@ -36,7 +36,7 @@ def introduce(run: Run, request: Request) -> None:
         lessons = "worked solutions" if config.warmup.source == "solutions" else "own right answers"
         batch = f"{config.warmup.problems} {lessons}"
     log.screen.say(
-        f"{config.model.name} on {config.task.name} ({len(run.rollouts.curriculum.problems)} problems): "
+        f"model {config.model.name}, task {config.task.name}, {len(run.rollouts.curriculum.problems):,} problems: "
         f"{counted(log.total_steps, 'step')} of {batch} on "
         f"{distributed.world_size()} x {run.updater.device.type}, engine {config.engine.ds_config}{base}{resumed}\n"
         f"run folder: {log.folder}{f', a link to {log.folder.resolve()}' * log.folder.is_symlink()}"
