@@ -71,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif name in COMMANDS:
         _run(name, rest)
     else:
-        nearest = did_you_mean(name, [*COMMANDS, "--help", "--version"])
+        is_script = name.endswith(".py") and rest and rest[0] in COMMANDS  # octet train.py study
+        nearest = did_you_mean(rest[0] if is_script else name, [*COMMANDS, "--help", "--version"])
         print(f"octet: {name}: there is no such command.{nearest}", file=sys.stderr)
         print(f"Commands: {', '.join(COMMANDS)}. `octet --help` explains them.", file=sys.stderr)
         sys.exit(2)
