@@ -186,6 +186,9 @@ def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Dura
         raise ConfigError("--like", reason, f"Name one with {WARM + 1} steps or more, or leave --like out")
     drops = duration.planner.config.drops_dead_groups
     live = 1 - median(step.get("dead_groups", 0.0) for step in steps) if drops else 1.0
+    if not live:
+        reason = "in most steps of that run every group was dead, so it has no update to measure"
+        raise ConfigError("--like", reason, "Name a run that learns, or leave --like out")
     computed = replace(duration, length=median(step["length"] for step in steps), live=live, ratio=AS_COMPUTED)
     rollout = median(step["time/rollout"] for step in steps)
     update = median(seconds_of(step) - step["time/rollout"] for step in steps)
