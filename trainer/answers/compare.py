@@ -1,7 +1,7 @@
 r"""Compare two answers. Standard library only; what a model wrote is never evaluated.
 
 `equal` compares normal forms: an exact number if possible, else an interval, a tuple or a set of these, else a text.
-If a text can be read in several ways, docs/tasks.md says which one counts; tests/data/answers.yaml has the cases.
+If a text can be read in several ways, docs/rewards.md says which one counts; tests/data/answers.yaml has the cases.
 """
 
 import re
