@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from trainer.answers import find, number
 from trainer.answers.choice import LETTERS
@@ -106,8 +106,8 @@ class MultipleChoiceTask(DataTask):
         named, choices = self._named(record, column)
         if len(rights := {named[kind] for kind in named.keys() & self.kinds or named}) > 1:
             answer = self.settings.answer or "answer"
-            reason = f"`{answer}` is {record.values[answer]!r}, the letter or the index of one choice and the text of "
-            reason += "another, and the other answers do not tell which is meant"
+            places = "the letter or the index of one choice and the text of another"
+            reason = f"`{answer}` is {record.values[answer]!r}, {places}, and no other answer tells which"
             raise DataError(record.where, reason, "Write the index of the right one as a number")
         return rights.pop(), choices
 
@@ -122,14 +122,13 @@ class MultipleChoiceTask(DataTask):
         choices = [Record(record.where, {column: one}).answer(column, "task.choices") for one in texts]
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
-        by_text, by_index = {choice: choice for choice in choices}, dict(enumerate(choices))
+        by_text, index = {choice: choice for choice in choices}, {str(at): choice for at, choice in enumerate(choices)}
+        kinds = {"text": by_text, "index": index, "letter": dict(zip(LETTERS, choices))}
         by_label = dict(zip(map(str, labels), choices)) if isinstance(labels, list) else {}  # which may be numbers
-        kinds: dict[str, dict[Any, str]] = {"text": by_text, "letter": dict(zip(LETTERS, choices))}
-        kinds["index"] = {str(index): choice for index, choice in by_index.items()}
         if len(by_label) == len(choices):  # and not marks of right and wrong
             kinds = {"label": by_text | by_label}
         elif not isinstance(value, str):
-            text, kinds = value, {"index": by_index}
+            text, kinds = f"{value:g}", {"index": index}  # 1.0 as pandas writes it
         if not (named := {kind: by[text] for kind, by in kinds.items() if text in by}):
             raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected an index from 0, a letter or a text")
         return named, choices
