@@ -141,7 +141,7 @@ SETS = [
 @pytest.mark.parametrize(("records", "rights"), SETS)
 def test_all_answers_together_say_whether_a_number_is_a_text_or_a_place(tmp_path, records, rights):
     rows = [{"question": f"{place}?", "c": choices, "answer": one} for place, (choices, one) in enumerate(records)]
-    path = write(tmp_path / "a.jsonl", *rows)
+    path = write(tmp_path / "a.jsonl", *rows, "3")  # which is no record
     if not rights:
         with refuses(f"{path}:1", DataError):
             read(path, "multiple_choice", choices="c")

@@ -98,7 +98,7 @@ class MultipleChoiceTask(DataTask):
         self.kinds = {"text", "index", "letter"}  # of the answers, as far as all of them can be read that way
         for record in source.records() if self.settings.choices else ():
             with suppress(DataError):  # raised below
-                self.kinds &= self._named(record, self.settings.choices or "")[0].keys()
+                self.kinds &= self.kinds if record.flaw else self._named(record, self.settings.choices or "")[0].keys()
         return super()._read_all(split, source)
 
     def _listed(self, record: Record, column: str) -> tuple[str, list[str]]:
