@@ -12,6 +12,7 @@ from trainer.machine.import_guard import naming_missing_packages
 with naming_missing_packages():
     from trainer.config.request import parse_command_line
     from trainer.config.settings import Config
+    from trainer.errors import OctetError
     from trainer.machine import hardware, quiet
     from trainer.machine.exits import answering_errors, leave, listen
     from trainer.plan import preflight, read_data
@@ -27,8 +28,11 @@ def main() -> None:
     if request.dry_run:
         print(request.resolved, end="")
         return
-    with slurm.reporting_failure():
+    try:
         data = checked_and_read(request.config)
+    except OctetError as error:  # for which the other ranks would wait until Slurm ends them
+        slurm.report_failure(f"rank {os.environ.get('RANK', '0')} ended with {error}")
+        raise
     if os.environ.get("RANK", "0") == "0":  # the imports take seconds
         name = request.config.model.name
         print(f"octet: loading {name}", file=sys.stderr if request.json else sys.stdout, flush=True)

@@ -5,11 +5,10 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from trainer.errors import ClusterError, OctetError
+from trainer.errors import ClusterError
 from trainer.machine.safe_text import visible, without_keys
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # torchrun's variables
@@ -112,16 +111,6 @@ def report_failure(message: str) -> None:
         with suppress(OSError):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
             Path(name).write_text(without_keys(message) + "\n")
-
-
-@contextmanager
-def reporting_failure() -> Iterator[None]:
-    """Report an error of this rank, for which the other ranks would wait until Slurm ends them."""
-    try:
-        yield
-    except OctetError as error:
-        report_failure(f"rank {os.environ.get('RANK', '0')} ended with {error}")
-        raise
 
 
 def restarts() -> int:
