@@ -29,7 +29,6 @@ OF_WARMUP = ("warmup.steps", "warmup.rounds", "lora.start", "model.name", "model
 TAIL = 2**18  # bytes at the end of samples.jsonl that are searched for the last answers
 
 Record = Mapping[str, Any]
-ODD = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)  # what values of another type raise
 
 
 @contextmanager
@@ -39,20 +38,14 @@ def as_written(*paths: Path, remedy: str = "Leave it out") -> Iterator[None]:
         yield
     except OctetError:
         raise
-    except ODD as error:
-        damaged = [*filter(_is_damaged, (path / "eval.json" for path in paths))] or paths
-        what = "a file in it, such as eval.json or metrics.jsonl," if any(path.is_dir() for path in damaged) else "it"
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        for path in (path / "eval.json" for path in paths):
+            if content := _object(path):
+                with as_written(path, remedy=remedy):  # names the file if its numbers cannot be shown
+                    table_rows(content["evaluations"], content.get("comparisons", []))
+        what = "a file in it, such as eval.json or metrics.jsonl," if any(path.is_dir() for path in paths) else "it"
         reason = f"{what} is not as Octet writes it ({type(error).__name__}: {error})"
-        raise DataError(", ".join(map(str, damaged)), reason, remedy) from error
-
-
-def _is_damaged(path: Path) -> bool:
-    """Return True if the numbers of an eval.json cannot be shown."""
-    try:
-        content = {"comparisons": [], **_object(path)}
-        return path.is_file() and not table_rows(content["evaluations"], content["comparisons"])
-    except ODD:
-        return True
+        raise DataError(", ".join(map(str, paths)), reason, remedy) from error
 
 
 def _stored(name: str) -> cached_property[dict[str, Any]]:
