@@ -371,7 +371,7 @@ def test_a_published_set_may_ask_twice(monkeypatch):
     """Nobody here can mend it, so the repetition is counted even where bad records are errors."""
     import datasets
 
-    rows = [word_problem("a?"), word_problem("A?"), word_problem("b?")]
+    rows = [word_problem("a?"), word_problem("A?", "#### 8"), word_problem("b?")]
     monkeypatch.setattr(datasets, "load_dataset", lambda *named, **split: rows)
     task = task_of("gsm8k", path="owner/name", holdout=1.0)
     assert len(task.test()) == 2
