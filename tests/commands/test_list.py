@@ -75,49 +75,38 @@ def test_presets_and_recipes_are_listed_with_what_they_are_for(tmp_path, monkeyp
     assert "at most 5 h" in rows["--preset 8gb"]
 
 
+def options_of(name: str, *words: str):
+    options = parser_of(name).parse_intermixed_args(words)
+    fill_in_run(options)
+    return options
+
+
 @pytest.mark.parametrize("command", ["chat", "compare", "export --to gguf", "plot", "push --to a/b", "repro", "watch"])
 def test_the_latest_run_is_taken_and_named_where_none_is(runs, capsys, command):
     name, *more = command.split()
     (runs / "gone").mkdir()
     (runs / "gone/config.yaml").symlink_to("nowhere")
-    options = parser_of(name).parse_intermixed_args(more)
-    fill_in_run(options)
+    options = options_of(name, *more)
     assert [str(one) for one in getattr(options, "runs", None) or [options.run]] == ["runs/old"]
     assert capsys.readouterr().err == "octet: the latest run: runs/old\n"
 
 
-def test_a_setting_in_the_place_of_a_run_is_a_setting(runs):
-    long = " ".join(["How many legs?"] * 40)
-    for words in (["rollout.max_new_tokens=5", "run.seed=1"], ["What is 10 // 3?"], [long]):
-        options = parser_of("chat").parse_intermixed_args(words)
-        fill_in_run(options)
-        assert (str(options.run), options.overrides) == ("runs/old", words)
-    options = parser_of("push").parse_intermixed_args(["a=b", "--to", "you/model"])
-    fill_in_run(options)
-    assert str(options.run) == "a=b"
+@pytest.mark.parametrize(("words", "run"), [
+    (["rollout.max_new_tokens=5", "run.seed=1"], "runs/old"), (["What is 10 // 3?"], "runs/old"),
+    (["How many legs? " * 40], "runs/old"),
+    (["run.seed=1", "rollout.rows=4", "runs/new"], "runs/new"), (["run.seed=1", "runs/new", "What is 2?"], "runs/new"),
+    (["What is 2 + 3, and what are", "runs", "run.seed=1"], "runs/old"),  # a folder behind a question is a word of it
+])  # fmt: skip
+def test_a_run_is_found_among_settings_and_a_question(words, run, runs):
+    options = options_of("chat", *words)
+    assert (str(options.run), options.overrides) == (run, [word for word in words if word != "runs/new"])
 
 
-@pytest.mark.parametrize("question", [[], ["What is 2 + 3?"]])
-def test_a_run_is_found_behind_a_setting(question, runs):
-    """`octet chat` took its name for a part of the question, and asked the latest run."""
-    options = parser_of("chat").parse_intermixed_args(["run.seed=1", "rollout.rows=4", "runs/new", *question])
-    fill_in_run(options)
-    assert (str(options.run), options.overrides) == ("runs/new", ["run.seed=1", "rollout.rows=4", *question])
+def test_what_has_an_equals_sign_is_a_setting_a_run_or_an_option(runs):
     for named in (["run.seed=1", "runs/new"], ["runs/new", "run.seed=1"]):
         assert (str(pop_folder(named)), named) == ("runs/new", ["run.seed=1"])
-
-
-def test_a_folder_behind_a_question_is_a_word_of_it(runs):
-    options = parser_of("chat").parse_intermixed_args(["What is 2 + 3, and what are", "runs", "run.seed=1"])
-    fill_in_run(options)
-    assert (str(options.run), options.overrides[1:]) == ("runs/old", ["runs", "run.seed=1"])
-
-
-def test_a_folder_of_the_user_is_found_behind_an_equals_sign(runs):
-    """The shell leaves `~` as it is there."""
-    options = parser_of("merge").parse_intermixed_args(["--out=~/best"])
-    fill_in_run(options)
-    assert options.out == Path.home() / "best"
+    assert str(options_of("push", "a=b", "--to", "you/model").run) == "a=b"
+    assert options_of("merge", "--out=~/best").out == Path.home() / "best"  # the shell leaves `~` as it is there
 
 
 def test_octet_eval_in_the_folder_of_a_run_evaluates_what_is_named(runs, monkeypatch):
