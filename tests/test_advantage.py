@@ -59,16 +59,13 @@ def test_a_group_is_dead_when_its_rewards_have_no_range():
     assert not any(group(rewards).is_dead for rewards in ([0, 1], [0.1, 0.1 + 1e-9]))
 
 
-@pytest.mark.parametrize(
-    ("weights", "texts", "by_reward", "by_correctness"),
-    [
-        ({"correct": 1.0, "overlong": 0.5}, ["#### 1", "#### 2", "and so on " * 9 + "#### 3"], False, True),
-        ({"correct": 1.0, "format": 0.1}, ["#### 1", "#### 2", "three"], False, True),
-        ({"correct": 1.0, "format": 0.1}, ["#### 18", "#### 2", "three"], False, False),
-        ({"correct": 1.0, "overlong": 0.5}, ["#### 18", "#### 18", "and so on " * 9 + "#### 18"], False, True),
-        ({"correct": 0.0, "format": 0.1}, ["#### 18", "#### 2", "#### 3"], True, True),
-    ],
-)
+@pytest.mark.parametrize(("weights", "texts", "by_reward", "by_correctness"), [
+    ({"correct": 1.0, "overlong": 0.5}, ["#### 1", "#### 2", "and so on " * 9 + "#### 3"], False, True),
+    ({"correct": 1.0, "format": 0.1}, ["#### 1", "#### 2", "three"], False, True),
+    ({"correct": 1.0, "format": 0.1}, ["#### 18", "#### 2", "three"], False, False),
+    ({"correct": 1.0, "overlong": 0.5}, ["#### 18", "#### 18", "and so on " * 9 + "#### 18"], False, True),
+    ({"correct": 0.0, "format": 0.1}, ["#### 18", "#### 2", "#### 3"], True, True),
+])  # fmt: skip
 def test_a_group_is_dead_by_reward_or_by_correctness(weights, texts, by_reward, by_correctness):
     prompt = Prompt(Problem("p", "q", "18"), "q", (5,))
     completions = [Completion((7,) * len(text), (-0.5,) * len(text), text, False) for text in texts]

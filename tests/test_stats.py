@@ -52,10 +52,9 @@ def test_pass_at_k_is_the_share_of_draws_with_a_right_answer(answers):
             assert stats.pass_at(k, answers, correct) == pytest.approx(fmean(any(draw) for draw in draws))
 
 
-@pytest.mark.parametrize(
-    ("gained", "lost", "p"),
-    [(8, 0, 2 / 2**8), (1, 5, 2 * (1 + 6) / 2**6), (2, 10, 2 * (1 + 12 + 66) / 2**12), (3, 3, 1.0), (0, 0, 1.0)],
-)
+@pytest.mark.parametrize(("gained", "lost", "p"), [
+    (8, 0, 2 / 2**8), (1, 5, 2 * (1 + 6) / 2**6), (2, 10, 2 * (1 + 12 + 66) / 2**12), (3, 3, 1.0), (0, 0, 1.0),
+])  # fmt: skip
 def test_mcnemar_by_hand(gained, lost, p):
     before = [False] * gained + [True] * lost + [True, False]
     after = [not old for old in before[:-2]] + [True, False]

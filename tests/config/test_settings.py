@@ -57,17 +57,14 @@ def test_settings_become_what_the_table_says(row):
     assert {key: found[key] for key in row["become"]} == row["become"]
 
 
-@pytest.mark.parametrize(
-    ("preset", "settings", "paid"),
-    [
-        ("8gb", [], "1.0 correct + 0.1 format + 0.05 length"),
-        ("8gb", ["reward.weights={correct: 1, length: -0.5, format: 0}"], "1.0 correct - 0.5 length"),
-        ("8gb", ["reward.custom=a.py:f"], "1.0 f; {correct: 1, f: 1}"),
-        ("nano", ["reward.weights={correct: 0, format: 0.1}"], "0.1 format; {correct: 1, format: 0.1}"),
-        ("nano", ["task.name=records", "task.path=a", "task.answer=none", "reward.weights.length=2"], "2.0 length"),
-        ("nano", ["task.name=records", "task.path=a", "task.answer=none"], "nothing"),
-    ],
-)
+@pytest.mark.parametrize(("preset", "settings", "paid"), [
+    ("8gb", [], "1.0 correct + 0.1 format + 0.05 length"),
+    ("8gb", ["reward.weights={correct: 1, length: -0.5, format: 0}"], "1.0 correct - 0.5 length"),
+    ("8gb", ["reward.custom=a.py:f"], "1.0 f; {correct: 1, f: 1}"),
+    ("nano", ["reward.weights={correct: 0, format: 0.1}"], "0.1 format; {correct: 1, format: 0.1}"),
+    ("nano", ["task.name=records", "task.path=a", "task.answer=none", "reward.weights.length=2"], "2.0 length"),
+    ("nano", ["task.name=records", "task.path=a", "task.answer=none"], "nothing"),
+])  # fmt: skip
 def test_a_dry_run_says_what_is_paid(preset, settings, paid):
     request = parse_command_line(["--preset", preset, "--dry-run", *settings])
     said = request.resolved.partition("\n")[0]

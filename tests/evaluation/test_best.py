@@ -71,10 +71,9 @@ def test_a_new_best_is_better_and_not_just_as_good_and_of_the_same_problems(tmp_
     assert go(course(tmp_path, first_step=5, problems=9), 1) == [True]
 
 
-@pytest.mark.parametrize(
-    ("levels", "patience", "stops"),
-    [((1, 2, 2), 2, False), ((2, 1, 2), 2, True), ((3, 1, 4), 2, False), ((3,), 2, False), ((4, 0, 0, 0), None, False)],
-)
+@pytest.mark.parametrize(("levels", "patience", "stops"), [
+    ((1, 2, 2), 2, False), ((2, 1, 2), 2, True), ((3, 1, 4), 2, False), ((3,), 2, False), ((4, 0, 0, 0), None, False),
+])  # fmt: skip
 def test_it_stops_after_so_many_evaluations_without_a_new_best(tmp_path, levels, patience, stops):
     run = course(tmp_path, patience=patience)
     go(run, *levels)

@@ -244,23 +244,20 @@ def test_agreement_looks_at_log_probs_up_to_the_first_other_token():
     assert (alike.mean_difference, alike.partings) == ((0.5 + 0.25 + 0 + 0) / 4, (6.0,))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "one", "other", "explained"),
-    [
-        ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 7), (-1.0, -3.00001)), True),
-        ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 7), (-1.0, -3.02)), False),  # the same tokens, with other probabilities
-        ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.001)), True),  # two tokens that are equally likely
-        ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.04)), False),
-        ("bf16", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.04)), True),
-        ("bf16", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.6)), False),
-        # also if these tokens are the first, before which there is nothing to compare
-        ("fp32", ((5,), (-0.7,)), ((6,), (-0.7,)), True),  # two tokens of a half each
-        ("fp32", ((5,), (-0.68,)), ((6,), (-0.68,)), False),
-        ("bf16", ((5,), (-0.5,)), ((6,), (-0.5,)), True),
-        ("bf16", ((5,), (-0.4,)), ((6,), (-0.4,)), False),  # two thirds for the one token leave a third for the other
-        ("bf16", ((5,), (0.0,)), ((6,), (0.0,)), False),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "one", "other", "explained"), [
+    ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 7), (-1.0, -3.00001)), True),
+    ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 7), (-1.0, -3.02)), False),  # the same tokens, with other probabilities
+    ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.001)), True),  # two tokens that are equally likely
+    ("fp32", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.04)), False),
+    ("bf16", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.04)), True),
+    ("bf16", ((5, 7), (-1.0, -3.0)), ((5, 8), (-1.0, -3.6)), False),
+    # also if these tokens are the first, before which there is nothing to compare
+    ("fp32", ((5,), (-0.7,)), ((6,), (-0.7,)), True),  # two tokens of a half each
+    ("fp32", ((5,), (-0.68,)), ((6,), (-0.68,)), False),
+    ("bf16", ((5,), (-0.5,)), ((6,), (-0.5,)), True),
+    ("bf16", ((5,), (-0.4,)), ((6,), (-0.4,)), False),  # two thirds for the one token leave a third for the other
+    ("bf16", ((5,), (0.0,)), ((6,), (0.0,)), False),
+])  # fmt: skip
 def test_a_merged_model_may_differ_by_rounding_only(dtype, one, other, explained):
     first, second = (outcome("1", tokens=tokens, logprobs=logprobs) for tokens, logprobs in (one, other))
     alike = agreement(Evaluation("one", (first,) * 50), Evaluation("other", (second,) * 50))

@@ -132,20 +132,17 @@ def config():
     return resolve("nano", None, OWN)
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "kind"),
-    [
-        ([0.1, 0.2, 0.3, 0.2] * 8, [0.5, 0.4, 0.8, 0.5] * 8, LEARNED),
-        ([0.5, 0.4, 0.8, 0.5] * 8, [0.1, 0.2, 0.3, 0.2] * 8, NOT_LEARNED),
-        ([0.1, 0.9, 0.3, 0.2] * 8, [0.1, 0.9, 0.3, 0.2] * 8, NOT_LEARNED),
-        ([0.0] * 16, [0.0] * 16, NOT_LEARNED),
-        ([0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0], CANNOT_TELL),
-        ([0.0, 0.0], [1.0, 1.0], CANNOT_TELL),  # two problems that rise by the same say little about others
-        ([0.5], [0.7], CANNOT_TELL),
-        ([-50.0, -40.0, None, -60.0] * 4, [-5.0, -4.0, 0.0, None] * 4, LEARNED),
-        ([0.5, None], [None, 0.5], CANNOT_TELL),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "kind"), [
+    ([0.1, 0.2, 0.3, 0.2] * 8, [0.5, 0.4, 0.8, 0.5] * 8, LEARNED),
+    ([0.5, 0.4, 0.8, 0.5] * 8, [0.1, 0.2, 0.3, 0.2] * 8, NOT_LEARNED),
+    ([0.1, 0.9, 0.3, 0.2] * 8, [0.1, 0.9, 0.3, 0.2] * 8, NOT_LEARNED),
+    ([0.0] * 16, [0.0] * 16, NOT_LEARNED),
+    ([0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 1.0], CANNOT_TELL),
+    ([0.0, 0.0], [1.0, 1.0], CANNOT_TELL),  # two problems that rise by the same say little about others
+    ([0.5], [0.7], CANNOT_TELL),
+    ([-50.0, -40.0, None, -60.0] * 4, [-5.0, -4.0, 0.0, None] * 4, LEARNED),
+    ([0.5, None], [None, 0.5], CANNOT_TELL),
+])  # fmt: skip
 def test_the_verdict_about_rewards(before, after, kind):
     both = [paid("base", *before), paid("trained", *after)]
     verdict = verdict_of(results.document({}, both), [], config())
@@ -170,16 +167,13 @@ def test_a_comparison_of_rewards_counts_what_is_higher_and_lower_and_names_the_l
     assert results.rows(both)[0] == ["reward", "0.500 [0.500, 0.500]", "0.800 [0.203, 1.40]"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "weights", "measure"),
-    [
-        ("none", {"brief": 1, "correct": 1}, REWARD),
-        ("none", {"code": 1}, STRICT),
-        (None, {"brief": 1, "correct": 0}, REWARD),
-        (None, {"judge": 1}, REWARD),
-        (None, {"brief": 1, "correct": 0.1}, STRICT),
-    ],
-)
+@pytest.mark.parametrize(("answer", "weights", "measure"), [
+    ("none", {"brief": 1, "correct": 1}, REWARD),
+    ("none", {"code": 1}, STRICT),
+    (None, {"brief": 1, "correct": 0}, REWARD),
+    (None, {"judge": 1}, REWARD),
+    (None, {"brief": 1, "correct": 0.1}, STRICT),
+])  # fmt: skip
 def test_what_is_paid_is_measured(answer, weights, measure):
     assert chosen(answer, weights, "strict") is measure
     assert chosen(answer, weights, "lenient") is (LENIENT if measure is STRICT else REWARD)

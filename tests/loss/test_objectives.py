@@ -97,10 +97,9 @@ def test_the_gradient_of_k2_is_that_of_the_kl_and_that_of_k1_is_none():
     torch.testing.assert_close(gradient_of_mean("k3"), POLICY - REFERENCE)  # of the KL from the reference
 
 
-@pytest.mark.parametrize(
-    ("target", "measured", "factor"),
-    [(0.1, 1.0, 1.02), (0.1, 0.0, 0.98), (0.1, 0.105, 1.005), (0.1, 0.1, 1.0), (None, 100.0, 1.0)],
-)
+@pytest.mark.parametrize(("target", "measured", "factor"), [
+    (0.1, 1.0, 1.02), (0.1, 0.0, 0.98), (0.1, 0.105, 1.005), (0.1, 0.1, 1.0), (None, 100.0, 1.0),
+])  # fmt: skip
 def test_a_steered_coefficient_follows_the_error_by_two_percent_at_most(target, measured, factor):
     coefficient, resumed = (Coefficient(Kl(coef=0.04, target=target)) for _ in range(2))
     coefficient.observe(measured)

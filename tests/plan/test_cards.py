@@ -30,10 +30,9 @@ def test_another_card_is_not_known(name):
     assert card_of(name) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "gigabytes"),
-    [("RTX 3060", 12), ("RTX 4060 Ti", 8), ("RTX 4060 Ti 16GB", 16), ("NVIDIA A100-SXM4-80GB", 80), ("a100", 40)],
-)
+@pytest.mark.parametrize(("name", "gigabytes"), [
+    ("RTX 3060", 12), ("RTX 4060 Ti", 8), ("RTX 4060 Ti 16GB", 16), ("NVIDIA A100-SXM4-80GB", 80), ("a100", 40),
+])  # fmt: skip
 def test_a_card_has_the_memory_of_its_name_or_else_of_the_smallest(name, gigabytes):
     assert card_of(name).memory_gb == gigabytes
 

@@ -359,10 +359,9 @@ def test_an_adapter_as_teacher_takes_no_second_base(tmp_path):
     assert "teacher" not in served.phases["rollout"].keys() | served.phases.keys()
 
 
-@pytest.mark.parametrize(
-    ("size", "gigabytes", "preset", "card"),
-    [("0.5B", 8, "8gb", "RTX 4060"), ("1.5B", 8, "8gb", "RTX 4060"), ("3B", 16, "16gb", "RTX 4080")],
-)
+@pytest.mark.parametrize(("size", "gigabytes", "preset", "card"), [
+    ("0.5B", 8, "8gb", "RTX 4060"), ("1.5B", 8, "8gb", "RTX 4060"), ("3B", 16, "16gb", "RTX 4080"),
+])  # fmt: skip
 def test_the_baseline_of_verl_fits_the_card_that_the_page_names(size, gigabytes, preset, card):
     config = resolve(preset, "verl_gsm8k", [f"model.name=Qwen/Qwen2.5-{size}-Instruct"])
     placement = Placement(shapes.shape_of(config.model.name), config, 1, gigabytes * GB)
@@ -420,29 +419,26 @@ SEVEN, FOURTEEN = (f"model.name=Qwen/Qwen2.5-{size}B-Instruct" for size in (7, 1
 WHOLE_15B, WHOLE_3B = (["lora.enabled=false", f"model.name=Qwen/Qwen2.5-{size}B"] for size in ("1.5", "3"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "gigabytes", "ram", "key", "fits"),
-    [
-        (["8gb", SEVEN], 8.6, 64, "model.name", ": model.quantize=nf4"),
-        (["8gb", FOURTEEN], 8.6, 64, "model.name", "=Qwen/Qwen3-8B model.quantize=nf4"),
-        (["8gb", FOURTEEN, "warmup.steps=5"], 8.6, 64, "model.name", "=Qwen/Qwen3-8B model.quantize=nf4"),
-        (["8gb", *WHOLE_15B, "engine.ds_config=zero2"], 8.6, 64, "model.name", ": engine.ds_config=zero3_offload"),
-        # ZeRO-3 would need 77.7 GB of RAM
-        (["8gb", *WHOLE_3B], 8.6, 64, "model.name", ": lora.enabled=true model.quantize=nf4"),
-        (["8gb"], 1.0, 64, "model.name", "--preset nano"),
-        (["8gb", "lora.targets=[q, kv]"], 8.6, 64, "lora.targets", "layer q, kv"),
-        (["8gb", "lora.enabled=false"], 24, 16, "engine.ds_config", ": lora.enabled=true"),
-        (["8gb", "lora.enabled=false"], 80, 16, "engine.ds_config", ": =zero2"),
-        (["24gb", SEVEN], 24, 10, "model.name", ": model.quantize=nf4"),
-        (["24gb", SEVEN], 24, 1, "model.name", "smaller"),
-        (["8gb", "teacher.name=Qwen/Qwen3-4B", "algorithm.loss=cispo"], 8.6, 64, "model.name", "teacher.quantize=nf4"),
-        (["8gb"], None, 16, "model.name", "1.7 B"),  # on a CPU, unless it is meant
-        (["8gb", "model.dtype=bf16"], None, 16, "model.name", None),
-        (["8gb", "model.name=somebody/else"], None, 16, "model.name", None),
-        (["24gb", "model.dtype=bf16", "model.quantize=nf4"], None, 16, "model.name", None),
-        (["24gb", "model.dtype=fp32"], None, 16, "model.name", None),  # plan/preflight.py compares it with the RAM
-    ],
-)
+@pytest.mark.parametrize(("settings", "gigabytes", "ram", "key", "fits"), [
+    (["8gb", SEVEN], 8.6, 64, "model.name", ": model.quantize=nf4"),
+    (["8gb", FOURTEEN], 8.6, 64, "model.name", "=Qwen/Qwen3-8B model.quantize=nf4"),
+    (["8gb", FOURTEEN, "warmup.steps=5"], 8.6, 64, "model.name", "=Qwen/Qwen3-8B model.quantize=nf4"),
+    (["8gb", *WHOLE_15B, "engine.ds_config=zero2"], 8.6, 64, "model.name", ": engine.ds_config=zero3_offload"),
+    # ZeRO-3 would need 77.7 GB of RAM
+    (["8gb", *WHOLE_3B], 8.6, 64, "model.name", ": lora.enabled=true model.quantize=nf4"),
+    (["8gb"], 1.0, 64, "model.name", "--preset nano"),
+    (["8gb", "lora.targets=[q, kv]"], 8.6, 64, "lora.targets", "layer q, kv"),
+    (["8gb", "lora.enabled=false"], 24, 16, "engine.ds_config", ": lora.enabled=true"),
+    (["8gb", "lora.enabled=false"], 80, 16, "engine.ds_config", ": =zero2"),
+    (["24gb", SEVEN], 24, 10, "model.name", ": model.quantize=nf4"),
+    (["24gb", SEVEN], 24, 1, "model.name", "smaller"),
+    (["8gb", "teacher.name=Qwen/Qwen3-4B", "algorithm.loss=cispo"], 8.6, 64, "model.name", "teacher.quantize=nf4"),
+    (["8gb"], None, 16, "model.name", "1.7 B"),  # on a CPU, unless it is meant
+    (["8gb", "model.dtype=bf16"], None, 16, "model.name", None),
+    (["8gb", "model.name=somebody/else"], None, 16, "model.name", None),
+    (["24gb", "model.dtype=bf16", "model.quantize=nf4"], None, 16, "model.name", None),
+    (["24gb", "model.dtype=fp32"], None, 16, "model.name", None),  # plan/preflight.py compares it with the RAM
+])  # fmt: skip
 def test_a_run_that_cannot_fit_is_refused_with_what_does(monkeypatch, settings, gigabytes, ram, key, fits):
     monkeypatch.setattr(hardware, "free_ram", lambda: ram * GB)
     with refuses(key, names=fits) if fits else nullcontext() as refused:

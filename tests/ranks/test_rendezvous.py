@@ -360,10 +360,9 @@ STOPPED_EARLY = program("distributed.connect(timeout_s=600, connect_s=4)", STOPS
 
 
 @PROCESSES
-@pytest.mark.parametrize(
-    ("when", "status"),
-    [slow("before it meets the others", 2), ("while it connects", 76), slow("in the first all-reduce", 76)],
-)
+@pytest.mark.parametrize(("when", "status"), [
+    slow("before it meets the others", 2), ("while it connects", 76), slow("in the first all-reduce", 76),
+])  # fmt: skip
 def test_a_main_rank_that_is_stopped_at_the_start_is_named(address, when, status):
     stopped, waits = start_two("-c", STOPPED_EARLY, when)
     assert re.search(r"^rank (1 on far: rank 0 did not answer|0 on far)", said_by(waits))

@@ -100,10 +100,9 @@ def test_jobs_and_their_steps_have_ports_of_their_own(task):
     assert all(10_000 <= port < 30_000 for port in ports)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("1:30", 90), ("2:00:05", 7205), ("1-00:00:01", 86_401), ("UNLIMITED", None), ("INVALID", None), ("", None)],
-)
+@pytest.mark.parametrize(("text", "seconds"), [
+    ("1:30", 90), ("2:00:05", 7205), ("1-00:00:01", 86_401), ("UNLIMITED", None), ("INVALID", None), ("", None),
+])  # fmt: skip
 def test_the_time_that_is_left_is_read(text, seconds):
     assert slurm.seconds_of(text) == seconds
 

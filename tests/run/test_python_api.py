@@ -283,14 +283,11 @@ def test_data_without_answers_go_with_the_preset_of_a_card(tmp_path):
     assert (config.task.name, config.task.answer, config.rollout.dead_by) == ("records", "none", "reward")
 
 
-@pytest.mark.parametrize(
-    ("settings", "weights", "dead_by"),
-    [
-        ([], {"len": 1.0}, "reward"),
-        (["rollout.dead_by=correct"], {"len": 1.0}, "correct"),
-        (["reward.weights={correct: 1}"], {"correct": 1.0, "len": 1.0}, "correct"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "weights", "dead_by"), [
+    ([], {"len": 1.0}, "reward"),
+    (["rollout.dead_by=correct"], {"len": 1.0}, "correct"),
+    (["reward.weights={correct: 1}"], {"correct": 1.0, "len": 1.0}, "correct"),
+])  # fmt: skip
 def test_a_function_is_the_whole_reward_unless_weights_are_named(tmp_path, settings, weights, dead_by):
     for config in (resolve("8gb", None, settings), resolve("8gb", "dapo", settings)):
         changed = python_api._with_functions(config, tmp_path, [len])

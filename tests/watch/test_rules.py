@@ -101,55 +101,52 @@ OTHERS = {"reward/mean": rising(0.4, 0.6), "eval/problems": lambda step: 64 if s
 PAID_MORE = {"eval/lenient": rising(0.5, 0.7), "reward/mean": rising(0.4, 0.6)}
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
-        SILENT,
-        run(length=rising(200, 500), **{"accuracy/lenient": rising(0.2, 0.7)}),  # longer, and better
-        run(entropy=rising(0.4, 0.06)),
-        run(update_size=0.0001, lr=5e-6),  # in the warm-up
-        run(update_size=lambda step: 0.5 if step == 3 else 0.005),  # one large update
-        run(steps=9, length=lambda step: 100.0 if step < 6 else 400.0),  # too few steps to compare
-        run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
-        run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
-        run("eval.problems=1000", evaluated=(0.6, 0.675, 0.6), **THREE_OF_40),
-        run(steps=60, length=lambda step: 200.0 if step < 30 else 50.0, **{"accuracy/lenient": rising(0.2, 0.7)}),
-        run("task.curriculum=difficulty", **{"accuracy/lenient": rising(0.6, 0.05)}),
-        run("task.curriculum=difficulty", length=rising(100, 400)),
-        run("task.curriculum=solve_rate", "run.steps=400", steps=100, **{"reward/std": 0.5}),
-        run("task.name=reasoning_gym:chain_sum", problems=8),  # each pass has new ones
-        run(**{"reward/format": lambda step: 0.9 if step < 5 else 1.0}),  # learned
-        run("eval.problems=64", evaluated=(1.0, 1.0, 62 / 64), **{"reward/mean": rising(0.4, 0.6)}),
-        run(*AHEAD, steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),  # it waits while it trains
-        run(steps=80, **{"reward/std": 0.5}),  # flat, and there were few steps before
-        run("run.steps=120", steps=100, **{"reward/std": 0.5}),  # flat, and nearly done
-        run(steps=100, evaluated=(0.5, *[0.0] * 97, 0.55), **{"reward/std": 0.5}),  # still better on held-out problems
-        run(steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: step / 100}),
-        run(steps=3, truncated=1.0),  # too early to say
-        run(bad_updates=2, bad_updates_allowed=3),
-        without("lr", 49),
-        run(*ALL_Z, **{"reward/z": 0.0, "reward/std": 0.9}),
-        without(
-            "reward/mean", 9, *PAIRS, begun=6, dead_groups=0.8, **{"accuracy/strict": 0.2}
-        ),  # no grades for a while
-        *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
-        run("reward.answer=lenient", evaluated=(0.5, 0.6, 0.4), **PAID_MORE),
-        run("reward.weights.overlong=0.5", **{"reward/overlong": 0.0}),  # no answer is too long
-        run(*BAD, **{"reward/bad": lambda step: 0.5 if step < 5 else 0.0}),  # a penalty that is avoided now
-        run(*TAUGHT, dead_groups=0.9, **{"dead_groups/wrong": 0.9, "accuracy/strict": 0.2}),  # a teacher grades tokens
-        run(*TAUGHT, dead_groups=0.98, **{"dead_groups/right": 0.98}),
-        run(*ALONE, dead_groups=0.98, **{"dead_groups/right": 0.98}),
-        run("algorithm.loss=cispo", **{"clipped/high": 0.4}),  # its clipped tokens have a gradient
-        run("rollout.weights=int8", sampler_difference=0.2),  # as docs/training.md expects
-        run(*JUDGED, **{"reward/format": rising(0.1, 0.9), "reward/std": 0.5}),  # no answer is right or wrong
-        run(GENERATED, problems=8),
-        run(evaluated=(0.8, 0.8, 0.62), **OTHERS),  # resumed with other problems
-        run("warmup.only=true", "warmup.problems=2", "warmup.steps=20", problems=8),
-        History(SILENT.config, []),
-        History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),
-        History(SILENT.config, [{"step": 1, "time/rollout": 10.0}]),  # no answer was counted
-    ],
-)
+@pytest.mark.parametrize("history", [
+    SILENT,
+    run(length=rising(200, 500), **{"accuracy/lenient": rising(0.2, 0.7)}),  # longer, and better
+    run(entropy=rising(0.4, 0.06)),
+    run(update_size=0.0001, lr=5e-6),  # in the warm-up
+    run(update_size=lambda step: 0.5 if step == 3 else 0.005),  # one large update
+    run(steps=9, length=lambda step: 100.0 if step < 6 else 400.0),  # too few steps to compare
+    run(truncated=lambda step: 0.9 if step == 10 else 0.05),  # one bad step
+    run(evaluated=(0.5, 0.56, 0.54), **{"reward/mean": rising(0.4, 0.6)}),  # within the noise
+    run("eval.problems=1000", evaluated=(0.6, 0.675, 0.6), **THREE_OF_40),
+    run(steps=60, length=lambda step: 200.0 if step < 30 else 50.0, **{"accuracy/lenient": rising(0.2, 0.7)}),
+    run("task.curriculum=difficulty", **{"accuracy/lenient": rising(0.6, 0.05)}),
+    run("task.curriculum=difficulty", length=rising(100, 400)),
+    run("task.curriculum=solve_rate", "run.steps=400", steps=100, **{"reward/std": 0.5}),
+    run("task.name=reasoning_gym:chain_sum", problems=8),  # each pass has new ones
+    run(**{"reward/format": lambda step: 0.9 if step < 5 else 1.0}),  # learned
+    run("eval.problems=64", evaluated=(1.0, 1.0, 62 / 64), **{"reward/mean": rising(0.4, 0.6)}),
+    run(*AHEAD, steps=60, **{"time/rollout": lambda step: 10.0 if step < 30 else 60.0}),  # it waits while it trains
+    run(steps=80, **{"reward/std": 0.5}),  # flat, and there were few steps before
+    run("run.steps=120", steps=100, **{"reward/std": 0.5}),  # flat, and nearly done
+    run(steps=100, evaluated=(0.5, *[0.0] * 97, 0.55), **{"reward/std": 0.5}),  # still better on held-out problems
+    run(steps=100, **{"reward/std": 0.5, "reward/mean": lambda step: step / 100}),
+    run(steps=3, truncated=1.0),  # too early to say
+    run(bad_updates=2, bad_updates_allowed=3),
+    without("lr", 49),
+    run(*ALL_Z, **{"reward/z": 0.0, "reward/std": 0.9}),
+    without(
+        "reward/mean", 9, *PAIRS, begun=6, dead_groups=0.8, **{"accuracy/strict": 0.2}
+    ),  # no grades for a while
+    *(run(steps=60, **{"memory/held": held}) for held in NO_LEAKS),
+    run("reward.answer=lenient", evaluated=(0.5, 0.6, 0.4), **PAID_MORE),
+    run("reward.weights.overlong=0.5", **{"reward/overlong": 0.0}),  # no answer is too long
+    run(*BAD, **{"reward/bad": lambda step: 0.5 if step < 5 else 0.0}),  # a penalty that is avoided now
+    run(*TAUGHT, dead_groups=0.9, **{"dead_groups/wrong": 0.9, "accuracy/strict": 0.2}),  # a teacher grades tokens
+    run(*TAUGHT, dead_groups=0.98, **{"dead_groups/right": 0.98}),
+    run(*ALONE, dead_groups=0.98, **{"dead_groups/right": 0.98}),
+    run("algorithm.loss=cispo", **{"clipped/high": 0.4}),  # its clipped tokens have a gradient
+    run("rollout.weights=int8", sampler_difference=0.2),  # as docs/training.md expects
+    run(*JUDGED, **{"reward/format": rising(0.1, 0.9), "reward/std": 0.5}),  # no answer is right or wrong
+    run(GENERATED, problems=8),
+    run(evaluated=(0.8, 0.8, 0.62), **OTHERS),  # resumed with other problems
+    run("warmup.only=true", "warmup.problems=2", "warmup.steps=20", problems=8),
+    History(SILENT.config, []),
+    History(SILENT.config, [{"step": 0, "eval/accuracy": 0.5}]),
+    History(SILENT.config, [{"step": 1, "time/rollout": 10.0}]),  # no answer was counted
+])  # fmt: skip
 def test_a_healthy_run_is_left_alone(history):
     assert diagnose(history) == []
 
