@@ -179,14 +179,3 @@ def test_two_ranks_through_the_launcher(tmp_path):
     log.write_bytes(b"\0\n" + log.read_bytes())
     answer = run(*launcher, "--resume", "two", "run.steps=3", "run.merge=false", folder=tmp_path)
     assert "line 1 is damaged and was moved" in answer.stderr
-
-
-@pytest.mark.slow
-def test_the_8gb_preset_on_real_gsm8k_text_with_a_tiny_model(tmp_path, tiny_model, gsm8k_folder):
-    """Everything of the preset but the size of the model: checkpointing, T = 0.7, shaped reward, micro-batches."""
-    settings = [f"model.name={tiny_model}", f"task.data_dir={gsm8k_folder}", "rollout.max_new_tokens=32", "run.steps=2"]
-    answer = train(tmp_path, "--preset", "8gb", *settings, "eval.problems=8", "run.dir=it", "rollout.dead_groups=keep")
-    assert "on gsm8k (74" in answer.stdout
-    prompt = lines_of(tmp_path / "it/samples.jsonl")[0]["prompt"]
-    assert prompt.startswith("<|im_start|>user\n")
-    assert "#### 42" in prompt
