@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from tests.conftest import refuses
-from tests.plan.test_levers import base
+from tests.model.test_variants import read
 from tests.rollout.test_decoder import family, move_adapter
 from trainer.config.settings import Lora, Optim
 from trainer.errors import CheckpointError
@@ -30,7 +30,7 @@ def test_the_learning_rate_by_hand(name, expected):
 
 
 def test_the_fingerprint_moves_with_the_adapter_only(tiny_model):
-    model = lora.add_adapter(base(tiny_model), Lora())
+    model = lora.add_adapter(read(tiny_model), Lora())
     before = lora.fingerprint(model)
     with torch.no_grad():
         model.get_base_model().model.norm.weight.add_(1.0)
@@ -50,10 +50,10 @@ def test_the_precision_of_a_processor():
 def test_a_teacher_beside_the_adapter_computes_only_where_it_is_asked(tiny_model, tmp_path, kind):
     """The layers that only the teacher adapts are as they were, and nothing of it is trained or written."""
     tokens = torch.tensor([[5, 6, 7]])
-    apart = lora.add_adapter(base(tiny_model, kind), Lora(r=2, targets="all", dora=kind == "none"))
+    apart = lora.add_adapter(read(tiny_model, quantize=kind), Lora(r=2, targets="all", dora=kind == "none"))
     move_adapter(apart, seed=1)
     lora.save_adapter(apart, tmp_path / "teacher")
-    model = lora.add_adapter(base(tiny_model, kind), Lora(r=4, targets="attention"))
+    model = lora.add_adapter(read(tiny_model, quantize=kind), Lora(r=4, targets="attention"))
     before, trained = model(tokens).logits, lora.trainable(model).keys()
     lora.add_teacher(model, tmp_path / "teacher")
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_the_attention_of_other_families_is_adapted_and_nothing_else(name):
 
 
 def made(tiny_model, **settings):
-    return lora.add_adapter(base(tiny_model), Lora(**{"r": 4, "alpha": 8, "targets": "attention", **settings}))
+    return lora.add_adapter(read(tiny_model), Lora(**{"r": 4, "alpha": 8, "targets": "attention", **settings}))
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def gradients(model):
 
 @pytest.mark.parametrize(("quantize", "close"), [("none", 1e-6), ("nf4", 1e-6), ("int8", 1e-6), ("bf16", 0.02)])
 def test_results_and_gradients_are_those_of_peft(tiny_model, quantize, close):
-    model = lora.add_adapter(base(tiny_model, quantize), Lora(r=4, targets="all")).train()
+    model = lora.add_adapter(read(tiny_model, quantize=quantize), Lora(r=4, targets="all")).train()
     move_adapter(model, seed=3)
     expected = gradients(model)
     use_own(model)
@@ -138,7 +138,7 @@ def test_results_and_gradients_are_those_of_peft(tiny_model, quantize, close):
 
 
 def test_a_model_may_change_the_result_in_place(tiny_model):
-    use_own(model := lora.add_adapter(base(tiny_model), Lora(r=64)))  # a rank above the size of its weights
+    use_own(model := lora.add_adapter(read(tiny_model), Lora(r=64)))  # a rank above the size of its weights
     _, layer = next(lora.layers(model))
     layer(torch.ones(1, 2, layer.in_features)).mul_(2).sum().backward()
     assert layer.lora_B["default"].weight.grad.abs().sum() > 0
@@ -146,5 +146,5 @@ def test_a_model_may_change_the_result_in_place(tiny_model):
 
 @pytest.mark.parametrize("settings", [Lora(dora=True, targets="attention"), Lora(targets=("embed_tokens",))])
 def test_other_layers_are_left_to_peft(tiny_model, settings):
-    use_own(model := lora.add_adapter(base(tiny_model), settings))
+    use_own(model := lora.add_adapter(read(tiny_model), settings))
     assert not any(isinstance(layer.lora_variant.get("default"), LowRank) for _, layer in lora.layers(model))

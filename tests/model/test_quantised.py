@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import WITH_ENGINE, lines_of, octet, refuses
 from tests.e2e import short_job
 from tests.model.test_variants import QUANTISED, advance, assert_close, logits, make_policy, one_update, read
-from tests.plan.test_levers import base
 from tests.rollout.test_decoder import (
     SOME,
     assert_greedy_is_generate,
@@ -40,13 +39,13 @@ ENDS = " ".join(f"model.{name}={value}" for name, value in BOTH_ENDS.items())
 def test_how_the_layers_between_embedding_and_output_are_quantised(tiny_model, untied, kind, stored):
     """In int8 without looking for outliers, for which each layer would wait for the card. In nf4 with quantised scales,
     and never packed for a processor, after which a weight has no gradient."""
-    model = base(tiny_model, kind, "bf16")
+    model = read(tiny_model, "bf16", quantize=kind)
     layers = list(quantised.layers(model))
     assert ({layer.weight.dtype for layer in layers}, len(layers)) == ({stored}, 14)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     rest = {value.dtype for name, value in model.named_parameters() if "_proj.weight" not in name}
     assert rest == {torch.bfloat16}
-    assert type(base(untied, kind).lm_head) is torch.nn.Linear
+    assert type(read(untied, quantize=kind).lm_head) is torch.nn.Linear
     for layer in layers:
         if kind == "int8":
             assert layer.state.threshold == 0.0
@@ -82,14 +81,14 @@ def test_a_model_in_fewer_bits_is_sampled_and_trained_alike(untied, tokenizer, o
 def test_a_base_in_bf16_is_sampled_and_trained_alike(tiny_model, tokenizer, targets):
     """Products are rounded to bf16, and those of the sampler add up in another order. An adapter of one of three joined
     layers is not kept beside their copy."""
-    model, asked = moved(base(tiny_model, "bf16"), targets=targets), prompts(9, 3, 14)
+    model, asked = moved(read(tiny_model, quantize="bf16"), targets=targets), prompts(9, 3, 14)
     use_own(model)
     drawn = sample(DecodeSampler, model, tokenizer, asked, stops=SOME)
     assert_logprobs_of_training(drawn, model, asked, tolerance=2e-2)
 
 
 def test_what_is_in_bf16(tiny_model):
-    model = lora.add_adapter(base(tiny_model, "bf16"), Lora(r=4, targets="all"))
+    model = lora.add_adapter(read(tiny_model, quantize="bf16"), Lora(r=4, targets="all"))
     assert {value.dtype for name, value in model.float().named_parameters() if "base_layer" in name} == {torch.bfloat16}
     rest = {value.dtype for name, value in model.named_parameters() if "base_layer" not in name}
     assert (rest, model.get_output_embeddings().weight.dtype) == ({torch.float32}, torch.float32)

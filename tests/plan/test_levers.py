@@ -13,13 +13,10 @@ from tests.step.test_engine import assert_same, launch
 from trainer.batch.pack import to_tensors
 from trainer.config import ds_config
 from trainer.config.resolve import resolve
-from trainer.config.settings import Model
 from trainer.loss import logprobs
 from trainer.model import lora
-from trainer.model.load import load_model
 
 KINDS = ("nf4", "int8")
-CPU = torch.device("cpu")
 FULL = ("lora.enabled=false", "algorithm.lr=0.001")
 KL = ("algorithm.kl.coef=0.1", "algorithm.kl.refresh=2", "algorithm.epochs=2", "algorithm.top_entropy=0.5")
 CHECKPOINTED = ("model.gradient_checkpointing=true",)
@@ -40,10 +37,6 @@ SPLIT |= {"checkpointed": (*SLOW, *OFFLOADED), "8 bit states": (*SLOW, "optim.na
 pytestmark = WITH_ENGINE
 
 
-def base(folder, kind: str = "none", dtype: str = "fp32"):
-    return load_model(Model(name=str(folder), quantize=kind), dtype, CPU)
-
-
 def dequantised(kind: str, layer) -> torch.Tensor:
     """Return the weights by bitsandbytes's functions, not by its layers."""
     if kind == "nf4":
@@ -57,7 +50,7 @@ def twins(tiny_model, tmp_path_factory):
     folders = {}
     for kind in KINDS:
         folders[kind] = shutil.copytree(tiny_model, tmp_path_factory.mktemp("twins") / kind)
-        model, clean = base(tiny_model, kind), read(tiny_model)
+        model, clean = read(tiny_model, quantize=kind), read(tiny_model)
         for name, layer in model.named_modules():
             if "_proj" in name:
                 clean.get_submodule(name).weight.data = dequantised(kind, layer).float()
