@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -58,8 +59,8 @@ def model(tmp_path_factory) -> Path:
     return write(folder, dict.fromkeys(others, "not wanted"))
 
 
-def octet(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return launch(sys.executable, "-m", "trainer.commands.main", *arguments, folder=folder, **environment)
+def octet(*arguments: str, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return launch(sys.executable, "-m", "trainer.commands.main", *arguments, folder=folder, **options)
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +107,7 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
     """Run the command of README.txt with the new folder, and with train.py in place of the script."""
     here = tmp_path / "carried over"
     shutil.copytree(fetched[0], here, symlinks=True)
-    answer = octet("fetch", "--verify", str(here), folder=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    octet("fetch", "--verify", str(here), folder=tmp_path, check=True)
     command = (here / "README.txt").read_text().splitlines()[-1].strip()
     assert command in fetched[1][1].stdout
     words = [word.replace(str(fetched[0]), str(here)) for word in shlex.split(command)]
@@ -115,8 +115,7 @@ def test_the_printed_command_runs_without_a_hub_from_wherever_the_folder_is(fetc
     assert environment == {"HF_HOME": str(here), "HF_HUB_OFFLINE": "1"}
     arguments = [*words[words.index("./run_deepspeed.sh") + 1 :], "run.dir=it"]
     environment["HF_ENDPOINT"] = "http://127.0.0.1:9"  # nobody listens there
-    answer = launch(sys.executable, ROOT / "train.py", *arguments, folder=tmp_path, **environment)
-    assert answer.returncode == 0, answer.stderr
+    answer = launch(sys.executable, ROOT / "train.py", *arguments, folder=tmp_path, check=True, **environment)
     assert "model octet/nano, task gsm8k, 40 problems: 2 steps" in answer.stdout
     assert answer.stderr == ""  # the libraries have nothing to say about it
     named = json.loads((tmp_path / "it/adapter/adapter_config.json").read_text())["base_model_name_or_path"]
@@ -168,8 +167,7 @@ def test_records_of_the_hub_are_read_under_any_name(gsm8k, model, tmp_path):
     with serving({"datasets/octet/sums": gsm8k, "models/octet/nano": model}) as it:
         environment = {"HF_ENDPOINT": it.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
         command = ["task", "show", "records", "--model", "octet/nano", *asked]
-        answer = octet(*command, folder=tmp_path, **environment)
-    assert answer.returncode == 0, answer.stderr
+        answer = octet(*command, folder=tmp_path, check=True, **environment)
     assert "apples and buys 2. How many has she?" in answer.stdout
 
 

@@ -18,8 +18,7 @@ from trainer.commands.main import COMMANDS
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli")
-    answer = train(folder, *FEW, "run.steps=1", "run.dir=it", "run.merge=false", "eval.problems=0", f"run.seed={2**63}")
-    assert answer.returncode == 0, answer.stderr
+    train(folder, *FEW, "run.steps=1", "run.dir=it", "run.merge=false", "eval.problems=0", f"run.seed={2**63}")
     return folder / "it/adapter"
 
 
@@ -38,8 +37,7 @@ def test_merge_writes_a_model_that_answers_alike(adapter):
 
 @pytest.mark.slow
 def test_the_largest_seed_trains_and_samples(adapter):
-    answer = octet(adapter.parent, "eval", "--adapter", adapter, "--problems", 4, "--samples", 2, "--json")
-    assert answer.returncode == 0, answer.stderr
+    answer = octet(adapter.parent, "eval", "--adapter", adapter, "--problems", 4, "--samples", 2, "--json", check=True)
     seeds = {one["name"]: one["sampled"]["seed"] for one in json.loads(answer.stdout)["evaluations"]}
     assert seeds == {"base": 2**63, "adapter": 2**63}
 

@@ -84,9 +84,7 @@ def test_the_card_of_this_machine_is_taken(capsys, monkeypatch):
 def test_the_command_works_without_torch(tmp_path):
     code = "import sys; sys.modules['torch'] = None\n"
     code += "from trainer.commands.main import main; main(['plan', '--model', 'nano'])"
-    answer = launch(sys.executable, "-c", code, folder=tmp_path)
-    assert answer.returncode == 0, answer.stderr
-    assert "nano" in answer.stdout
+    assert "nano" in launch(sys.executable, "-c", code, folder=tmp_path, check=True).stdout
 
 
 def test_the_memory_of_the_machine_is_held_against_the_plan(capsys, monkeypatch):

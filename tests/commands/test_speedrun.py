@@ -67,8 +67,7 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_the_goal(tmp_path):
 @pytest.mark.slow
 def test_a_race_leaves_a_file_that_the_table_takes_and_nothing_else(tmp_path):
     settings = ["rollout.dead_groups=refill", "algorithm.kl.coef=1e-3"]
-    answer = launch(sys.executable, "-m", "trainer.commands.main", "speedrun", *settings, folder=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    answer = launch(sys.executable, "-m", "trainer.commands.main", "speedrun", *settings, folder=tmp_path, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["speedrun.json"]
     result = json.loads((tmp_path / "speedrun.json").read_text())
     assert page.wrong_in(result) == []

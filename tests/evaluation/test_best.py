@@ -166,9 +166,7 @@ def train(folder: Path, *overrides: str) -> str:
 
 
 def said_by_train(*arguments: object) -> str:
-    done = launch(*forked(), "train.py", *arguments)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return launch(*forked(), "train.py", *arguments, check=True).stdout
 
 
 @pytest.fixture(scope="module")

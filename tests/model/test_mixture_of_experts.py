@@ -207,8 +207,7 @@ FEW += ["eval.problems=4", "run.steps=2", "run.save_every=1", "run.keep=9", "run
 
 
 def trained(folder: Path, *arguments: object) -> str:
-    done = launch(*forked(), str(ROOT / "train.py"), *arguments, folder=folder)
-    assert done.returncode == 0, done.stderr
+    done = launch(*forked(), ROOT / "train.py", *arguments, folder=folder, check=True)
     return done.stdout + done.stderr
 
 
