@@ -379,7 +379,7 @@ def test_the_example_of_json_runs_and_its_reward_reads_what_is_in_the_mail(tmp_p
     assert paid == [1.0, 0.75, 0.0, 0.0, 0.25]
     few = ["rollout.group_size=2", "rollout.problems=2", "run.steps=1", "eval.problems=2", "rollout.max_new_tokens=4"]
     script = ROOT / "examples/json_extract.py"
-    said = launch(sys.executable, script, "nano", *few, "run.dir=it", folder=tmp_path, check=True).stdout
+    said = launch(*forked(), script, "nano", *few, "run.dir=it", folder=tmp_path, check=True).stdout
     assert (tmp_path / "it/verdict.json").is_file()
     assert said.splitlines()[-1], "the last line is the answer of the model"
 
