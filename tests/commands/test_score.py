@@ -12,6 +12,7 @@ from tests.conftest import ROOT, launch, ran, said_by
 from trainer.config.resolve import resolve
 from trainer.problem.task import make_task
 
+OCTET = [sys.executable, "-m", "trainer.commands.main"]
 KEYS = ["strict", "lenient", "correct_strict", "correct_lenient", "correct", "format", "length", "overlong"]
 KEYS += ["repetition", "think_tags", "reward"]
 
@@ -90,10 +91,7 @@ def test_samples_of_a_run_have_the_columns_of_its_records(score, tmp_path):
     (tmp_path / "config.yaml").write_text(config.to_yaml())
     task = make_task(config.task)
     (left,), (held_out,) = task.train(), task.test()
-    asked = (
-        {"prompt": "the text of a prompt"},
-        {"question": held_out.question, "tokens": 5},
-    )  # the latter as in eval_answers.jsonl
+    asked = ({"prompt": "the text of a prompt"}, {"question": held_out.question, "tokens": 5})  # in eval_answers.jsonl
     for problem, question in zip((left, held_out), asked, strict=True):
         line = {"problem": problem.id, "gold": problem.gold, **question}
         status, (one,), said = score(line | {"completion": f"{problem.extra['who']}\n#### {problem.gold}"}, options=())
@@ -144,10 +142,6 @@ def test_a_judge_that_is_away_is_said(score, tmp_path):
     assert "the judge gave no grade for 1 of 1 completions" in said
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from trainer.commands.main import main; main()", *arguments]
-
-
 def test_standard_input_without_torch():
     lines = '{"completion": "#### 1", "answer": "1"}\nbroken'
     code = "import sys; from trainer.commands.main import main\ntry: main()\nfinally: print('torch' in sys.modules)"
@@ -160,7 +154,7 @@ def test_standard_input_without_torch():
 
 def test_a_standard_output_that_is_closed(tmp_path):
     (tmp_path / "one.jsonl").write_text('{"completion": "#### 1", "answer": "1"}\n')
-    shell = ["sh", "-c", f"{shlex.join(command('score', 'one.jsonl'))} >&-"]
+    shell = ["sh", "-c", f"{shlex.join(OCTET)} score one.jsonl >&-"]
     done = launch(*shell, folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -178,7 +172,7 @@ def test_a_reader_that_stops_early(tmp_path):
     path = tmp_path / "many.jsonl"
     path.write_text('{"completion": "#### 1", "answer": "1"}\n' * 5_000)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command("score", str(path)), cwd=ROOT, **pipes) as process:
+    with subprocess.Popen([*OCTET, "score", path], cwd=ROOT, **pipes) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == b""

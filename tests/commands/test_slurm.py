@@ -101,15 +101,10 @@ def test_the_example_of_a_site_is_read_and_chooses_nothing_by_accident(monkeypat
     assert slurm.read_site(example)["HF_HUB_OFFLINE"] == "1"
 
 
-SITES = [
-    ("export SBATCH_PARTITION='h100", "bash"),
-    ("exit 3", "status 3"),
-    ("exit 0", "status 0"),
+@pytest.mark.parametrize(("content", "told"), [
+    ("export SBATCH_PARTITION='h100", "bash"), ("exit 3", "status 3"), ("exit 0", "status 0"),
     ("sleep 60", "0.2 seconds"),
-]
-
-
-@pytest.mark.parametrize(("content", "told"), SITES)
+])  # fmt: skip
 def test_a_broken_site_is_a_clear_error(site, monkeypatch, content, told):
     site.write_text(f"{content}\n")
     if "sleep" in content:

@@ -102,9 +102,8 @@ def test_text_answers_are_asked_for_with_a_text(capsys, tmp_path):
     out = said_by(capsys, *words)[1]
     assert ("like this:\n#### 42<" in out, advice in out) == (True, True)
     assert advice not in said_by(capsys, *words, "--style", "chat")[1]
-    (talks := tmp_path / "talks.json").write_text(
-        json.dumps([{"prompt": [{"role": "user", "content": f"{one} + 1?"}], "answer": one + 1} for one in range(9)])
-    )
+    rows = ({"prompt": [{"role": "user", "content": f"{one} + 1?"}], "answer": one + 1} for one in range(9))
+    talks = write_lines(tmp_path / "talks.jsonl", rows)
     out = said_by(capsys, *words, f"task.path={talks}")[1]  # which no style changes
     assert (advice in out, "note: conversations are asked as they are" in out) == (False, True)
 

@@ -124,9 +124,8 @@ def test_the_status_after_a_signal_is_that_of_a_shell_also_if_the_run_ends_as_af
         caught = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1]
         return int(caught, 16) >> (signal.SIGALRM - 1) & 1
 
-    with subprocess.Popen(
-        [sys.executable, "-c", RUN, "bash", "-c", only_rank], cwd=ROOT, stdout=subprocess.PIPE
-    ) as process:
+    command = [sys.executable, "-c", RUN, "bash", "-c", only_rank]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"up\n"
         until(listens)
         process.send_signal(number)
