@@ -44,6 +44,14 @@ def test_a_full_card_goes_on_to_the_same_result(tmp_path):
     assert all(record["sampler_difference"] < 0.01 for record in learned(enough) if "loss" in record)
 
 
+def test_an_orthogonal_update_fits_into_fp16(tmp_path):
+    """It has the same size whatever the gradient, so a loss scale of 2 ** 16 would make it infinite."""
+    train(tmp_path, "optim.name=muon", "rollout.problems=4", capability=7.5)
+    steps = [one for one in lines_of(tmp_path / "cuda/metrics.jsonl") if one.get("update_size")]
+    assert steps
+    assert {one["skipped"] for one in steps} == {0.0}
+
+
 def test_the_energy_of_a_card_that_counts_it(tmp_path):
     """The card of the stub draws 100 W: a run records it, and its page shows it."""
     counted, uncounted = tmp_path / "counted", tmp_path / "uncounted"
