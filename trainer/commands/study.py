@@ -79,7 +79,10 @@ def run(options: Namespace) -> None:
         _submit(study, options)
         return
     if options.dry_run:
-        _print_commands(study)
+        for one in study.runs():
+            later = f"# {one.name}: after {study.first}-{one.seed}, for as many steps as match its tokens"
+            words = words_of(study.file.preset, study.file.recipe, one.overrides)
+            print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *words]))
         return
     failed = [] if judges_only else _train(study, options.jobs)
     results = _judge(study)
@@ -120,13 +123,6 @@ def _must_have_solutions(study: Study) -> None:
     except DataError as error:
         reason = f"controls: supervised: {error.reason or error}"
         raise ConfigError(study.path, reason, "Remove it from controls") from None
-
-
-def _print_commands(study: Study) -> None:
-    for one in study.runs():
-        later = f"# {one.name}: after {study.first}-{one.seed}, for as many steps as match its tokens"
-        words = words_of(study.file.preset, study.file.recipe, one.overrides)
-        print(later if one.arm == SUPERVISED else shlex.join(["octet", "train", *words]))
 
 
 def _must_ask_the_same(study: Study) -> None:

@@ -49,11 +49,6 @@ class Config(Section):
     def merges(self) -> bool:
         return self.run.merge and self.lora.enabled
 
-    @property
-    def merged_differs_by_rounding(self) -> bool:
-        """Return False if the merged model has another base than the trained one, or is sampled by another engine."""
-        return self.model.rounded == "none" and not self.rollout.uses_vllm
-
     def total_steps(self, train_problems: int) -> int:
         if self.run.steps is not None:
             return self.run.steps

@@ -63,15 +63,11 @@ def folded(
     first, *others = ([head, *cells] for head, *cells in zip(heads, *rows, strict=True))
     while others:
         shown = [first, others.pop(0)]
-        while others and sum(map(_width, [*shown, others[0]])) <= width:
+        while others and sum(max(map(cell_len, column)) + GAP for column in [*shown, others[0]]) <= width:
             shown.append(others.pop(0))
         names, *cells = zip(*shown, strict=True)
         yield table(names, cells, texts, title)
         title = ""
-
-
-def _width(column: Sequence[str]) -> int:
-    return max(map(cell_len, column)) + GAP
 
 
 def spoken(*hours: float) -> list[str]:

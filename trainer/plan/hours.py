@@ -181,14 +181,12 @@ class Duration:
 def measured(duration: Duration, records: Iterable[Mapping[str, float]]) -> Duration:
     """Return the duration of a run corrected by its own steps. Raise ConfigError if it has too few of them."""
     steps = [step for step in records if step.get("time/rollout") and step.get("time/step") and "length" in step][WARM:]
-    if not steps:
-        reason = f"that run has no step with a rollout to measure, the first {WARM} not counted"
-        raise ConfigError("--like", reason, f"Name one with {WARM + 1} steps or more, or leave --like out")
     drops = duration.planner.config.drops_dead_groups
-    live = 1 - median(step.get("dead_groups", 0.0) for step in steps) if drops else 1.0
-    if not live:
-        reason = "in most steps of that run every group was dead, so it has no update to measure"
-        raise ConfigError("--like", reason, "Name a run that learns, or leave --like out")
+    live = 1 - median(step.get("dead_groups", 0.0) for step in steps) if drops and steps else 1.0
+    if not (steps and live):
+        missing = "update (its groups were dead)" if steps else "step with a rollout"
+        reason = f"that run has no {missing} to measure, the first {WARM} not counted"
+        raise ConfigError("--like", reason, f"Name one that trains for {WARM + 1} steps or more, or leave --like out")
     computed = replace(duration, length=median(step["length"] for step in steps), live=live, ratio=AS_COMPUTED)
     rollout = median(step["time/rollout"] for step in steps)
     update = median(seconds_of(step) - step["time/rollout"] for step in steps)

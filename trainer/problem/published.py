@@ -106,9 +106,8 @@ class MultipleChoiceTask(DataTask):
         named, choices = self._named(record, column)
         if len(rights := {named[kind] for kind in named.keys() & self.kinds or named}) > 1:
             answer = self.settings.answer or "answer"
-            places = "the letter or the index of one choice and the text of another"
-            reason = f"`{answer}` is {record.values[answer]!r}, {places}, and no other answer tells which"
-            raise DataError(record.where, reason, "Write the index of the right one as a number")
+            reason = f"`{answer}` is {record.values[answer]!r}, the text of one choice and the place of another"
+            raise DataError(record.where, f"{reason}; no other answer tells which", "Write the right index as a number")
         return rights.pop(), choices
 
     def _named(self, record: Record, column: str) -> tuple[dict[str, str], list[str]]:

@@ -78,10 +78,8 @@ def _number(name: str, default: str = "") -> int:
 
 def _unreadable(name: str) -> ClusterError:
     if name not in os.environ:
-        remedy = "Export it for each rank, or start the ranks with torchrun"
-        return ClusterError(name, "the launcher has set its other variables, and not this one", remedy)
-    remedy = "Unset it, or let a launcher set it"
-    return ClusterError(f"{name}={visible(os.environ[name])[:100]}", "no launcher writes such a value", remedy)
+        return ClusterError(name, "the launcher has not set it", "Export it for each rank, or start with torchrun")
+    return ClusterError(f"{name}={visible(os.environ[name])[:100]}", "no launcher writes such a value", "Unset it")
 
 
 def nodes() -> list[str]:

@@ -28,9 +28,8 @@ def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: in
     fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
     without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training"
     some_fit = any(prompt.longest(new_tokens) <= context for prompt in prompts)
-    longer = "" if some_fit else ", or take a model with a longer context"
-    longer = f", or start the server with --max-model-len {longest.longest(new_tokens)}" if server else longer
-    remedy = f"Write {fewer}a shorter prompt{without * some_fit}{longer}"
+    longer = "start the server with --max-model-len" if server else "take a model with a context of"
+    remedy = f"Write {fewer}a shorter prompt{without * some_fit}, or {longer} {longest.longest(new_tokens)}"
     raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 

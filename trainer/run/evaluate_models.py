@@ -66,8 +66,8 @@ def evaluate(config: Config, data: Data, models: dict[str, Path], draws: Draws |
 
 def must_be_rounding(config: Config, evaluations: Sequence[Evaluation]) -> None:
     """Raise MergeError if there are a base, an adapter and a merged model, and the last two differ by more than
-    rounding."""
-    if len(evaluations) == 3 and config.merged_differs_by_rounding:
+    rounding, although they have the same base and are sampled by the same engine."""
+    if len(evaluations) == 3 and config.model.rounded == "none" and not config.rollout.uses_vllm:
         alike = agreement(evaluations[1], evaluations[2])
         alike.must_be_rounding(resolve_dtype(config.model.dtype, distributed.device()))
 

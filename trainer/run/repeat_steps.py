@@ -48,10 +48,11 @@ def replay(folder: Path, config: Config, steps: int) -> bool:
     before, now = provenance.recorded(folder), provenance.recorded(scratch)
     if before and (difference := provenance.apart(before, now, problems)):
         causes.append(difference if difference.startswith("the ") else f"the data: {difference}")
-    machines = [read_run(place).machine for place in (folder, scratch)]
-    causes += _surroundings(*machines)
+    there, here = (read_run(place).machine for place in (folder, scratch))
+    causes += _surroundings(there, here)
+    is_elsewhere = any(there.get(name, here[name]) != here[name] for name in ("processor", "device"))
     exact = [*_differences(folder, scratch, steps)]
-    if different := [*_differences(folder, scratch, steps, rounds=True)] if _is_elsewhere(*machines) else exact:
+    if different := [*_differences(folder, scratch, steps, rounds=True)] if is_elsewhere else exact:
         if any(": lr is " in one for one in different) and not changed:  # several updates of a step differ before it
             causes.insert(0, "the rate follows from run.steps, which was another one when the run made these steps")
         print(f"differs: {different[0]}")
@@ -94,11 +95,6 @@ def _train(config: Config, steps: int | None = None, goal: float = inf) -> Run:
             run.rollouts.close()
             run.log.close()
         return run
-
-
-def _is_elsewhere(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if the run says that it was made on another processor, or another kind of device."""
-    return any(before.get(name, now[name]) != now[name] for name in ("processor", "device"))
 
 
 def _differences(folder: Path, scratch: Path, steps: int, rounds: bool = False) -> Iterator[str]:
