@@ -61,7 +61,11 @@ def _status(command: Callable[[], None], debug: bool) -> int:
     except OctetError as error:
         if debug and not isinstance(error, Interrupted):
             raise
-        _report(error)
+        rank, text = os.environ.get("RANK", "0"), without_keys(str(error))
+        if rank == "0":
+            _say(f"octet: {text}")
+        elif not error.is_of_all and not isinstance(error, Interrupted):  # it may concern only one node
+            _say(f"octet: rank {rank}: {text}")
         return error.status
     except OSError as error:
         if debug or not (what := _explained(error)):
@@ -154,15 +158,6 @@ def leave(status: int) -> None:
         with suppress(BrokenPipeError):
             stream.flush()
     os._exit(status)
-
-
-def _report(error: OctetError) -> None:
-    """Print an error, on every rank because it may concern only one node, unless all ranks have the same error."""
-    rank, text = os.environ.get("RANK", "0"), without_keys(str(error))
-    if rank == "0":
-        _say(f"octet: {text}")
-    elif not error.is_of_all and not isinstance(error, Interrupted):  # all ranks stop together
-        _say(f"octet: rank {rank}: {text}")
 
 
 def _say(text: str) -> None:

@@ -23,8 +23,7 @@ def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: in
     if context is None or longest is None or longest.longest(new_tokens) <= context:
         return
     length, where = len(longest.tokens), longest.problem.where or longest.problem.id
-    reason = f"with the {length} tokens of the prompt of {where} that is more than the context of "
-    reason += f"{server or 'this model'}, {context}"
+    reason = f"with the prompt {where} ({length} tokens) it exceeds the context of {server or 'this model'}, {context}"
     fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
     without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training"
     some_fit = any(prompt.longest(new_tokens) <= context for prompt in prompts)

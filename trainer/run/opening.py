@@ -24,8 +24,7 @@ def introduce(run: Run, request: Request) -> None:
         section = "warmup" if config.is_warmup else "run"
         longer = f"--resume {shlex.quote(str(log.folder))} {section}.steps={2 * log.first_step}"
         can_continue = not config.is_warmup or changed_settings.is_warmup_alone(log.folder, config)
-        further = f". {longer} would continue" * can_continue
-        resumed = f", all {counted(log.first_step, 'step')} done{further}"
+        resumed = f", all {counted(log.first_step, 'step')} done{f'. {longer} would continue' * can_continue}"
     base = f", base in {config.model.quantize}" if config.model.quantize != "none" else ""
     if job := slurm.describe():
         log.screen.say(f"octet: {job}{log.stopping.limit}")

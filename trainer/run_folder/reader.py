@@ -220,7 +220,7 @@ class RunFiles:
             kind = "good" if self._is_good(sample) else "bad"
             found.setdefault(f"first {kind}", sample)
             found[f"last {kind}"] = sample
-        return {name: found[name] for name in ORDER if name in found}
+        return {name: found[name] for name in ("first good", "first bad", "last good", "last bad") if name in found}
 
     def last_samples(self) -> dict[str, Record]:
         """Return the last good and the last bad answer, without reading more than the end of the file."""
@@ -238,9 +238,6 @@ class RunFiles:
     def mean_reward(self) -> float:
         means = [record["reward/mean"] for record in self.metrics if "reward/mean" in record]
         return fmean(means) if means else 0.0
-
-
-ORDER = ("first good", "first bad", "last good", "last bad")
 
 
 def exported(folder: Path) -> dict[str, Any]:
