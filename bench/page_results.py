@@ -48,7 +48,7 @@ STUDIES = {
     "samples": (
         "Answers to 90 %",
         "The embedded model. The learning rate rises over one step with `short_rise`, and over four with the default."
-        f" `half_as_long` has 20 steps, and so has `muon`, with [orthogonal updates]({DOCS}/training.md#the-optimizer).",
+        f" `half_as_long` has 20 steps, as has `muon`, with [orthogonal updates]({DOCS}/training.md#the-optimizer).",
     ),
     "shaping": (
         "Rewards beside right answers",
