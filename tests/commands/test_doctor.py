@@ -267,7 +267,7 @@ IDLE |= {"task.incorrect=[c] task.name=math": "multiple_choice"}
 IDLE |= {"task.incorrect=[c] task.choices=d task.name=multiple_choice task.path=a/b": "task.choices"}
 IDLE |= {"rollout.turns.most=3": "task.tools=calculator", "warmup.then=merged": "warmup.steps=200"}
 IDLE |= {"warmup.keep=2 warmup.steps=3": "warmup.from=samples", "algorithm.kl.where=reward": "algorithm.kl.coef=0.04"}
-IDLE |= {"optim.max_grad_norm=2.0 optim.name=muon": "optim.name=muon"}
+IDLE |= {"optim.max_grad_norm=2.0 optim.name=muon": "muon has none"}
 IDLE |= {"algorithm.gradreg.eps=0.1": "algorithm.gradreg.strength=0.003", "reward.timeout=5.0": "reward.custom"}
 OF_A_WARM_UP_WITH_VLLM = "rollout.engine=vllm_colocate rollout.vllm.memory=0.5 warmup.steps=3 warmup.only=true"
 NOT_IDLE = [OF_A_WARM_UP_WITH_VLLM, "task.name=gsm8k-renumbered task.seed=3", "eval.samples=4"]

@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.epilog = "example: octet plot runs/sweep/0* --metric held_out --pdf --size 3.3x2.2"
     add_runs(parser, "run folders; seeds become a band")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; by default the folder of the run")
-    parser.add_argument("--metric", metavar="NAME", help="draw one figure: held_out, or a metric of metrics.jsonl")
+    parser.add_argument("--metric", metavar="NAME", help="draw one figure: held_out, a metric, time/* or memory/*")
     parser.add_argument("--pdf", action="store_true", help="write the figure as PDF, by cairosvg or rsvg-convert")
     parser.add_argument("--size", metavar="WxH", help="size of the figure in inches (default 4.4x2.5)")
     parser.add_argument("--names", metavar="A,B", help="names of its curves")

@@ -500,12 +500,16 @@ class Planner:
         head = head_bytes(shape, work.edges, not config.lora.enabled or "lm_head" in self.targets, entropy)
         head += 0 if config.lora.enabled else shape.embedding * self.item  # the gradient of the output layer
         gradients = {
-            # Muon adds the gradients of micro-batches in fp32
-            "gradients": self.trained * (FLOAT if regularises else self.item + FLOAT * (config.optim.name == "muon")),
+            "gradients": self.trained * FLOAT if regularises else self._gradients,
             # in fp32: the parameters, the displaced parameters, the first gradient, and the sum of the second one
             "regularisation": 4 * FLOAT * self.trained * regularises,
         }
         return self._layer_by_layer | gradients | _larger(inside, kept, head)
+
+    @property
+    def _gradients(self) -> float:
+        """Bytes of the gradients. Muon adds those of micro-batches in fp32."""
+        return self.trained * (self.item + FLOAT * (self.config.optim.name == "muon"))
 
     @property
     def _learning(self) -> tuple[str, ...]:
@@ -519,9 +523,11 @@ class Planner:
         """Gradients are reduced bucket by bucket, and this rank's part is converted to fp32 for the optimizer."""
         size = int(self.zero.get("reduce_bucket_size", min(self.trained, ds_config.LARGEST_BUCKET)))
         bucket = size * self.item * (2 if self.zero.get("overlap_comm") else 1)
-        gradients = self.trained * self.item
+        gradients = self._gradients
         # the first updates are measured with a copy of the adapter and its difference
-        measured: Sizes = {"measured updates": 2 * gradients} if self.config.lora.enabled and not self.splits else {}
+        measured: Sizes = (
+            {"measured updates": 2 * self.trained * self.item} if self.config.lora.enabled and not self.splits else {}
+        )
         if self.offloads:
             return {"gradients": gradients, "reduction": bucket} | measured
         reduced = 0 if self.splits else self.shard * self.item

@@ -59,7 +59,7 @@ SWITCHES: list[tuple[str | tuple[str, ...], Callable[[Config], object], str]] = 
     (("algorithm.kl.estimator", "algorithm.kl.where"), lambda c: c.algorithm.kl.coef,
      "Write algorithm.kl.coef=0.04 as well"),
     ("algorithm.gradreg", lambda c: c.algorithm.gradreg.strength, "Write algorithm.gradreg.strength=0.003 as well"),
-    (("optim.betas", "optim.max_grad_norm"), lambda c: c.optim.name != "muon", "Leave it out, or optim.name=muon"),
+    (("optim.betas", "optim.max_grad_norm"), lambda c: c.optim.name != "muon", "Leave it out: muon has none"),
     (("reward.timeout", "reward.custom_format"), lambda c: c.reward.custom, "Write reward.custom=FILE.py:FUNCTION"),
     ("rollout.refills", lambda c: c.rollout.dead_groups == "refill", "Write rollout.dead_groups=refill as well"),
     ("prompt.shots", lambda c: "few_shot" in (c.prompt.style, make_task(c.task).prompt_style),

@@ -144,7 +144,10 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
         logged = chain.from_iterable(line for run in runs for line in run.metrics)
         known = [one for one in dict.fromkeys([HELD_OUT, *logged]) if one != metric]
         named = ", ".join(one for one in known if not one.startswith(("time/", "memory/")))
-        remedy = did_you_mean(metric, known).strip() or f"Known: {named}; time/PHASE, memory/PHASE, or * for all"
+        remedy = (
+            did_you_mean(metric, known).strip()
+            or f"Known: {named}; time/PHASE and memory/PHASE, or time/* and memory/*"
+        )
         raise ConfigError(f"--metric {metric}", "no run has logged it", remedy)
     title = f"held-out {measure.name}, 95 %" if is_held_out else OF_ALL_PHASES.get(metric, metric)
     is_share = f"{measure.name if is_held_out else metric}/".startswith(f"{PERCENT}/")

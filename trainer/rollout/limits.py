@@ -25,10 +25,10 @@ def check_context(context: int | None, prompts: Sequence[Prompt], new_tokens: in
     length, where = len(longest.tokens), longest.problem.where or longest.problem.id
     reason = f"with the prompt {where} ({length} tokens) it exceeds the context of {server or 'this model'}, {context}"
     fewer = f"rollout.max_new_tokens={context - length} or less, or " if length < context else ""
-    without = f"; prompt.max_tokens={context - new_tokens} leaves it out of training"
+    without = f". prompt.max_tokens={context - new_tokens} leaves it out of training"
     some_fit = any(prompt.longest(new_tokens) <= context for prompt in prompts)
     longer = "start the server with --max-model-len" if server else "take a model with a context of"
-    remedy = f"Write {fewer}a shorter prompt{without * some_fit}, or {longer} {longest.longest(new_tokens)}"
+    remedy = f"Write {fewer}a shorter prompt, or {longer} {longest.longest(new_tokens)}{without * some_fit}"
     raise ConfigError(f"rollout.max_new_tokens={new_tokens}", reason, remedy)
 
 

@@ -41,7 +41,7 @@ def as_written(*paths: Path, remedy: str = "Leave it out") -> Iterator[None]:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         for path in (path / "eval.json" for path in paths):
             if content := _object(path):
-                with as_written(path, remedy=remedy):  # names the file if its numbers cannot be shown
+                with as_written(path, remedy="Repair or delete it"):  # names the file if its numbers cannot be shown
                     table_rows(content["evaluations"], content.get("comparisons", []))
         what = "a file in it, such as eval.json or metrics.jsonl," if any(path.is_dir() for path in paths) else "it"
         reason = f"{what} is not as Octet writes it ({type(error).__name__}: {error})"

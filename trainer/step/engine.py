@@ -203,8 +203,9 @@ class DeepSpeedPolicy:
             else:
                 parts = whole(False)
         if self.is_orthogonal:
-            norm = float(parameters_to_vector(parts).norm())
-            parts = muon.orthogonal(parts) if isfinite(norm) else parts  # the engine skips such an update
+            norm = gradient_regularisation.norm_of(parts)
+            if isfinite(norm):  # else the engine skips the update
+                muon.make_orthogonal(parts)
         with self.engine.coalesce_grad_reduction():
             pairs = zip(self.trainable, parts, strict=True)
             linear = sum((parameter.float() * part).sum() for parameter, part in pairs)

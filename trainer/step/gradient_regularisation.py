@@ -48,9 +48,13 @@ def in_fp32(parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
     return exchanged(parameters, [parameter.data.float() for parameter in parameters])
 
 
+def norm_of(gradient: Gradient) -> float:
+    return float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradient])))
+
+
 def clipped(gradient: Gradient) -> tuple[Gradient, float]:
     """Return the gradient with its norm clipped, and the norm before clipping."""
-    norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in gradient])))
+    norm = norm_of(gradient)
     scale = min(1.0, LARGEST_NORM / norm) if norm else 1.0
     return [part * scale for part in gradient], norm
 
