@@ -230,7 +230,7 @@ def test_the_notebook_runs_in_a_kernel_over_a_wheel(of_wheel, tmp_path):
         texts = ["".join(one.get("text", "")) for cell in outputs for one in cell]
         assert any(text.startswith("learned: ") for text in texts)
         displays = ["".join(one["data"]["text/plain"]) for cell in outputs for one in cell if "data" in one]
-        assert displays[0].startswith("nano on records")  # no empty display, with the text beside it
+        assert displays[0].startswith("model nano, task records")  # no empty display, with the text beside it
         assert texts[-1].splitlines()[-1].startswith("#### ")
 
 

@@ -200,7 +200,7 @@ STATUS = {
     "octet task show records task.path=messy.csv": 2,
     "octet train task.name=gsm8k task.path=bad.jsonl": 2,
 }
-FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=16", "run.steps=2"]
+FEW = ["--preset", "nano", "rollout.problems=4", "rollout.group_size=4", "rollout.max_new_tokens=40", "run.steps=2"]
 FEW += ["eval.problems=4", "eval.every=1", "run.dir=runs/demo", "run.threads=1"]
 RUNS = {name: {} for name in ("first", "shop", "sweep/00", "sweep/01", "rates/00", "rates/01", "seed0")}
 RUNS |= {"seed1": {"run": {"seed": 1}}, "large-rate": {"algorithm": {"lr": 0.01}}}
