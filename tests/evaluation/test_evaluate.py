@@ -21,6 +21,7 @@ from trainer.reward.built_in import Rules
 from trainer.reward.scorer import Scorer
 from trainer.run.assemble import evaluate_model
 from trainer.run.closing import of_samples
+from trainer.run.evaluate_models import must_be_rounding
 from trainer.stats import pass_at, wilson
 from trainer.watch.footer import Progress
 from trainer.watch.measure import LENIENT, REWARD, STRICT
@@ -266,6 +267,14 @@ def test_a_merged_model_may_differ_by_rounding_only(dtype, one, other, explained
     if not explained and first.completion.tokens != second.completion.tokens:  # one answer in a hundred may differ
         mixed = Evaluation("other", (second,) * 2 + (first,) * 198)
         agreement(Evaluation("one", (first,) * 200), mixed).must_be_rounding(dtype)
+
+
+@pytest.mark.parametrize("rounds", ["model.quantize=nf4", "rollout.engine=vllm_colocate", ""])
+def test_a_merged_model_may_differ_where_its_base_or_its_sampler_is_another(rounds):
+    config = resolve("nano", None, [rounds] if rounds else [])
+    trained, merged = (Evaluation("one", (outcome("1", logprobs=(-1.0, one)),) * 50) for one in (-3.0, -4.0))
+    with nullcontext() if rounds else pytest.raises(MergeError):
+        must_be_rounding(config, [trained, trained, merged])
 
 
 def test_conversations_of_an_agent_are_compared_in_any_order_and_but_for_what_it_says():

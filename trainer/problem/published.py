@@ -96,9 +96,10 @@ class MultipleChoiceTask(DataTask):
 
     def _read_all(self, split: str, source: Source) -> list[Problem]:
         self.kinds = {"text", "index", "letter"}  # of the answers, as far as all of them can be read that way
-        for record in source.records() if self.settings.choices else ():
-            with suppress(DataError):  # raised below
-                self.kinds &= self.kinds if record.flaw else self._named(record, self.settings.choices or "")[0].keys()
+        if column := self.settings.choices:
+            for record in source.records():
+                with suppress(DataError):  # raised below
+                    self.kinds &= self.kinds if record.flaw else self._named(record, column)[0].keys()
         return super()._read_all(split, source)
 
     def _listed(self, record: Record, column: str) -> tuple[str, list[str]]:
@@ -121,13 +122,13 @@ class MultipleChoiceTask(DataTask):
         choices = [Record(record.where, {column: one}).answer(column, "task.choices") for one in texts]
         answer = self.settings.answer or "answer"
         text, value = record.answer(answer, "task.answer"), record.values[answer]
-        by_text, index = {choice: choice for choice in choices}, {str(at): choice for at, choice in enumerate(choices)}
-        kinds = {"text": by_text, "index": index, "letter": dict(zip(LETTERS, choices))}
+        by_text, by_index = {choice: choice for choice in choices}, dict(zip(map(str, range(len(choices))), choices))
+        kinds = {"text": by_text, "index": by_index, "letter": dict(zip(LETTERS, choices))}
         by_label = dict(zip(map(str, labels), choices)) if isinstance(labels, list) else {}  # which may be numbers
         if len(by_label) == len(choices):  # and not marks of right and wrong
             kinds = {"label": by_text | by_label}
         elif not isinstance(value, str):
-            text, kinds = f"{value:g}", {"index": index}  # 1.0 as pandas writes it
+            text, kinds = str(int(value)) if value == int(value) else text, {"index": by_index}  # 1.0 in pandas
         if not (named := {kind: by[text] for kind, by in kinds.items() if text in by}):
             raise DataError(record.where, f"`{answer}` is {value!r:.40}; expected an index from 0, a letter or a text")
         return named, choices
