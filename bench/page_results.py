@@ -46,7 +46,7 @@ STUDIES = {
         " of it.",
     ),
     "samples": (
-        "Answers to 90 %",
+        "Answers to 90 percent",
         "The embedded model. The learning rate rises over one step with `short_rise`, and over four with the default."
         f" `half_as_long` has 20 steps, as has `muon`, with [orthogonal updates]({DOCS}/training.md#the-optimizer).",
     ),

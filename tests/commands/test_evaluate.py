@@ -143,9 +143,8 @@ def test_a_table_of_which_a_part_is_asked_is_named(run_folder, tmp_path, capsys)
     data = f"{{name: records, path: {tmp_path}/mine.jsonl, test_path: {tmp_path}/asked.jsonl}}"
     (tmp_path / "own.yaml").write_text(f"model: {{name: nano}}\ntask: {data}\n")
     named = ["--model", "nano", "--preset", tmp_path / "own.yaml", "--out", tmp_path / "out"]
-    assert (
-        f"are those of {tmp_path}/asked.jsonl; " in said_by(capsys, "eval", *named, "rollout.max_new_tokens=4", path)[2]
-    )
+    said = said_by(capsys, "eval", *named, "rollout.max_new_tokens=4", path)[2]
+    assert f"are those of {tmp_path}/asked.jsonl; " in said
 
 
 def test_trials_alone_take_one_sample_each(tmp_path, capsys):

@@ -525,9 +525,8 @@ class Planner:
         bucket = size * self.item * (2 if self.zero.get("overlap_comm") else 1)
         gradients = self._gradients
         # the first updates are measured with a copy of the adapter and its difference
-        measured: Sizes = (
-            {"measured updates": 2 * self.trained * self.item} if self.config.lora.enabled and not self.splits else {}
-        )
+        is_measured = self.config.lora.enabled and not self.splits
+        measured: Sizes = {"measured updates": 2 * self.trained * self.item} if is_measured else {}
         if self.offloads:
             return {"gradients": gradients, "reduction": bucket} | measured
         reduced = 0 if self.splits else self.shard * self.item

@@ -144,11 +144,9 @@ def of_metric(runs: Sequence[RunFiles], metric: str, names: Sequence[str], width
         logged = chain.from_iterable(line for run in runs for line in run.metrics)
         known = [one for one in dict.fromkeys([HELD_OUT, *logged]) if one != metric]
         named = ", ".join(one for one in known if not one.startswith(("time/", "memory/")))
-        remedy = (
-            did_you_mean(metric, known).strip()
-            or f"Known: {named}; time/PHASE and memory/PHASE, or time/* and memory/*"
-        )
-        raise ConfigError(f"--metric {metric}", "no run has logged it", remedy)
+        all_known = f"Known: {named}; time/PHASE and memory/PHASE, or time/* and memory/*"
+        nearest = did_you_mean(metric, known).strip()
+        raise ConfigError(f"--metric {metric}", "no run has logged it", nearest or all_known)
     title = f"held-out {measure.name}, 95 %" if is_held_out else OF_ALL_PHASES.get(metric, metric)
     is_share = f"{measure.name if is_held_out else metric}/".startswith(f"{PERCENT}/")
     return replace(drawn, title=title, percent=is_share, legend=True, width=width, height=height)
