@@ -9,7 +9,7 @@ import torch
 from tests.conftest import WITH_ENGINE, refuses
 from tests.e2e.updates import ROWS, Case
 from tests.model.test_variants import make_policy, one_update, read
-from tests.step.test_engine import assert_same, launch
+from tests.step.test_engine import GRADREG, assert_same, launch
 from trainer.batch.pack import to_tensors
 from trainer.config import ds_config
 from trainer.config.resolve import resolve
@@ -33,6 +33,7 @@ SLOW = ("lora.enabled=false", "algorithm.lr=0.00005")
 SPLIT = {"adapter": (), "adapter objective": KL, "adapter checkpointed": OFFLOADED, "whole": SLOW}
 SPLIT |= {"pissa": ("lora.init=pissa", "lora.rslora=true", "lora.plus_ratio=4"), "objective": (*SLOW, *KL)}
 SPLIT |= {"checkpointed": (*SLOW, *OFFLOADED), "8 bit states": (*SLOW, "optim.name=adamw_8bit")}
+SPLIT |= {"gradreg": GRADREG, "muon": ("optim.name=muon",), "whole muon": (*SLOW, "optim.name=muon")}
 
 pytestmark = WITH_ENGINE
 
@@ -102,7 +103,7 @@ def two_ranks(tiny_model, splits, tmp_path_factory, tiers):
     return launch(tiny_model, tmp_path_factory.mktemp("two") / "out.json", 2, cases)
 
 
-TWO_RANKS = ("adapter", "adapter objective", "pissa", "whole", "objective")
+TWO_RANKS = ("adapter", "adapter objective", "pissa", "whole", "objective", "gradreg", "muon", "whole muon")
 
 
 @pytest.mark.parametrize("lever", LEVERS)
@@ -145,12 +146,13 @@ def test_split_weights_give_the_update_of_whole_ones(updates, what):
 )
 @pytest.mark.parametrize("what", TWO_RANKS)
 def test_weights_split_over_two_ranks_give_the_update_of_one(updates, two_ranks, what, engine):
-    assert_same_share(updates[f"{what} zero2"], two_ranks[f"{what} {engine}"], tolerance=1e-6)
+    tolerance = 1e-5 if what == "gradreg" else 1e-6  # that is divided by a small displacement
+    assert_same_share(updates[f"{what} zero2"], two_ranks[f"{what} {engine}"], tolerance)
 
 
 def assert_same_share(one: dict, other: dict, tolerance: float) -> None:
     """Compare norms relative to their size: those of a whole model are above 10, which fp32 rounds by 1e-6."""
-    assert other["grad_norms"] == pytest.approx(one["grad_norms"], rel=1e-6)
+    assert other["grad_norms"] == pytest.approx(one["grad_norms"], rel=tolerance)
     assert_same(one, other | {"grad_norms": one["grad_norms"]}, tolerance)
 
 

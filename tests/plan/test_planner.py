@@ -273,6 +273,9 @@ def test_split_weights_are_shared_while_training_and_whole_while_sampling(traine
     assert split["backward"]["weights"] == whole / 4 + 2 * GB
     assert split["step"]["weights"] == whole / 4
     assert split["backward"]["gradients"] == plain["backward"]["gradients"]  # reduced once, at the end
+    for outside in ("optim.name=muon", "algorithm.gradreg.strength=0.1"):  # the engine, for which all are gathered
+        phases = planner_of(name, "engine.ds_config=zero3", outside, *trained, world=4).plan.phases
+        assert phases["backward"]["weights"] == split["rollout"]["weights"]
     assert "merged copies" not in split["rollout"]
 
 
@@ -493,6 +496,10 @@ def test_what_a_setting_takes_is_planned():
     gradients = [one.plan.phases["backward"]["gradients"] for one in (adam, muon)]
     assert gradients == [2 * adam.trained, 6 * adam.trained]
     assert [one.state for one in (adam, muon)] == [12 * adam.trained, 4 * adam.trained]
+    assert (
+        planner_of(name, "lora.enabled=false", "optim.name=muon").plan.phases["backward"]["gradients"]
+        == 7 * whole["gradients"]
+    )
 
 
 @pytest.mark.parametrize(("targets", "same"), [("[self_attn.q_proj]", "[q_proj]"), ("all-linear", "all")])

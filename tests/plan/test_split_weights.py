@@ -94,7 +94,7 @@ def test_a_split_model_is_exported_and_resumed(split_policy, tmp_path):
     resumed.release()
 
 
-@pytest.mark.parametrize("kind", [(), ("lora.init=pissa",)], ids=["lora", "pissa"])
+@pytest.mark.parametrize("kind", [(), ("lora.init=pissa",), ("optim.name=muon",)], ids=["lora", "pissa", "muon"])
 def test_an_adapter_over_a_split_base_is_exported_merged_and_resumed(tiny_model, split_policy, tmp_path, kind):
     checkpoint = tmp_path / "checkpoint"
     resumed = resumed_exactly(split_policy, checkpoint, *kind)
@@ -145,8 +145,9 @@ def test_pissa_over_a_split_base_starts_as_the_run_did_that_it_goes_on_with(tiny
 
 
 @KINDS_OF_SPLIT
-def test_a_rehearsal_with_split_weights_leaves_nothing_behind(split_policy, trained):
-    plain, rehearsed = split_policy(trained), split_policy(trained)
+@pytest.mark.parametrize("how", ["optim.name=muon", "algorithm.gradreg.strength=0.1", "optim.name=adamw"])
+def test_a_rehearsal_with_split_weights_leaves_nothing_behind(split_policy, trained, how):
+    plain, rehearsed = split_policy(trained, how), split_policy(trained, how)
     rehearsed.rehearse(lambda: backward(rehearsed, in_one(plain), plain.config.algorithm, 0.0, Tally()))
     for policy in (plain, rehearsed):
         advance(policy, 0, 1)

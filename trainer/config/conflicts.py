@@ -129,8 +129,6 @@ RULES: list[tuple[str, Callable[[Config], object], str, str]] = [
     ("lora.start", lambda c: c.lora.start is not None and _makes_another_base(c.lora),
      "an adapter is trained further, and {changed} does not allow that", "Leave one of the two out"),
 
-    ("optim.name", lambda c: c.optim.name == "muon" and not c.lora.enabled,
-     "it is for the matrices of an adapter", "Write lora.enabled=true, or optim.name=adamw"),
     ("model.quantize", lambda c: c.model.quantize != "none" and not c.lora.enabled,
      "quantised weights cannot be trained, only an adapter over them",
      "Write lora.enabled=true, or model.quantize=none"),

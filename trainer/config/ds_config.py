@@ -59,12 +59,9 @@ def _check_split_weights(config: Config) -> None:
     """Raise ConfigError for settings that read weights outside their layer, where split weights are empty."""
     model, lora = config.model, config.lora
     ends = lora.named_ends if lora.enabled else []
-    regularises = config.algorithm.gradreg.strength
     for is_wrong, reason, instead in (
         (model.quantize != "none", f"those of model.quantize={model.quantize} cannot be split", ""),
         (model.quantize_head != "none", f"those of model.quantize_head={model.quantize_head} cannot be split", ""),
-        (regularises, "algorithm.gradreg needs whole weights", ", or algorithm.gradreg.strength=0"),
-        (config.optim.name == "muon", "optim.name=muon needs whole gradients", ", or optim.name=adamw"),
         (lora.enabled and lora.dora, "lora.dora=true measures whole weights in each pass", ", or lora.dora=false"),
         (config.rollout.weights != "same", f"rollout.weights={config.rollout.weights} copies whole weights", ""),
         (ends, f"lora.targets={','.join(ends)} is computed in chunks", ", or lora.targets=all"),

@@ -504,12 +504,14 @@ class Planner:
             # in fp32: the parameters, the displaced parameters, the first gradient, and the sum of the second one
             "regularisation": 4 * FLOAT * self.trained * regularises,
         }
-        return self._layer_by_layer | gradients | _larger(inside, kept, head)
+        needs_all = regularises or config.optim.name == "muon"  # their gradients are computed outside the engine
+        return (self._whole if needs_all else self._layer_by_layer) | gradients | _larger(inside, kept, head)
 
     @property
     def _gradients(self) -> float:
-        """Bytes of the gradients. Muon adds those of micro-batches in fp32."""
-        return self.trained * (self.item + FLOAT * (self.config.optim.name == "muon"))
+        """Bytes of the gradients. Muon adds those of micro-batches in fp32, and copies all matrices of one shape."""
+        copies = 1 if self.config.lora.enabled else 3
+        return self.trained * (self.item + FLOAT * copies * (self.config.optim.name == "muon"))
 
     @property
     def _learning(self) -> tuple[str, ...]:

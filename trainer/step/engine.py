@@ -136,7 +136,8 @@ class DeepSpeedPolicy:
         self.engine.train()
         measured, norm = dict[str, float](), None
         if self._is_outside:
-            measured, norm = self._add_outside(gradient, step)
+            with self.gathered():
+                measured, norm = self._add_outside(gradient, step)
         else:
             with self.engine.coalesce_grad_reduction():
                 gradient()
@@ -159,7 +160,7 @@ class DeepSpeedPolicy:
 
     def rehearse(self, gradient: Callable[[], None]) -> None:
         if self._is_outside:
-            with self._precision():
+            with self.gathered(), self._precision():
                 self._whole_gradient(gradient, displaced=False)
             return
         with self.engine.coalesce_grad_reduction():

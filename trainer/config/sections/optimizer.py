@@ -10,7 +10,7 @@ from trainer.config.sections.base import Seconds, Section, Share
 class Optim(Section):
     name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
     """`adamw_8bit` stores its states in 8 bits, and needs an engine.ds_config without optimizer offload, such
-    as zero2. `muon` makes the updates of an adapter orthogonal; it has no state, and no momentum."""
+    as zero2. `muon` makes updates orthogonal; it has no state, and no momentum."""
     betas: tuple[Share, Share] = (0.9, 0.999)
     """Decay rates of Adam's moving averages of the gradient and its square."""
     weight_decay: float = Field(0.0, ge=0.0)
