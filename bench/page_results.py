@@ -48,8 +48,8 @@ STUDIES = {
     "samples": (
         "Answers to 90 percent",
         "The embedded model. The learning rate rises over one step with `short_rise`, and over four with the default."
-        f" `half_as_long` has 20 steps, as has `muon`, with [orthogonal updates]({DOCS}/training.md#the-optimizer), whose"
-        " learning rate was chosen with seeds 0 to 2.",
+        f" `half_as_long` has 20 steps, as has `muon`, with [orthogonal updates]({DOCS}/training.md#the-optimizer),"
+        " whose learning rate was chosen with seeds 0 to 2.",
     ),
     "shaping": (
         "Rewards beside right answers",

@@ -11,7 +11,7 @@ from trainer.machine.hardware import Gpu, Hardware
 from trainer.model.families import BY_TYPE
 from trainer.model.shapes import Shape, shape_of
 from trainer.plan.cards import CARDS, Speed
-from trainer.plan.hours import BETWEEN, H100, Duration, Ratio, at_start, measured
+from trainer.plan.hours import BETWEEN, DECOMPOSITION, H100, Duration, Ratio, at_start, measured
 from trainer.plan.planner import DRAW, Planner
 
 # 1,000 weights in each of 2 layers: q and o 10 x 10, k and v 10 x 10, three of the feed-forward part 10 x 20
@@ -64,6 +64,9 @@ def test_an_update_goes_forward_and_back_over_prompts_and_answers():
     twice = duration("engine.ds_config=zero2", "algorithm.epochs=2", speed=only_flops)
     assert twice.update == pytest.approx(2 * plain.update)
     assert replace(plain, live=0.5).update == pytest.approx(plain.update / 2, rel=1e-6)
+    muon = duration("engine.ds_config=zero2", "lora.enabled=false", "optim.name=muon", speed=only_flops)
+    decomposed = 2 * 7 * 10**3 + 10**3  # seven matrices of each layer, and the embedding, which is the output layer
+    assert muon.update - whole.update == pytest.approx(DECOMPOSITION * decomposed)
     twice_each = duration("engine.ds_config=zero2", "algorithm.gradreg.strength=0.01", speed=only_flops)
     assert twice_each.update == pytest.approx(2 * plain.update)
 

@@ -496,10 +496,9 @@ def test_what_a_setting_takes_is_planned():
     gradients = [one.plan.phases["backward"]["gradients"] for one in (adam, muon)]
     assert gradients == [2 * adam.trained, 6 * adam.trained]
     assert [one.state for one in (adam, muon)] == [12 * adam.trained, 4 * adam.trained]
-    assert (
-        planner_of(name, "lora.enabled=false", "optim.name=muon").plan.phases["backward"]["gradients"]
-        == 7 * whole["gradients"]
-    )
+    muon = planner_of(name, "lora.enabled=false", "optim.name=muon")
+    copied = 2 * 4 * 151_936 * 896  # the embedding is the largest matrix
+    assert muon.plan.phases["backward"]["gradients"] == 3 * whole["gradients"] + copied
 
 
 @pytest.mark.parametrize(("targets", "same"), [("[self_attn.q_proj]", "[q_proj]"), ("all-linear", "all")])

@@ -2,6 +2,7 @@
 
 import torch
 
+from trainer.step import muon
 from trainer.step.muon import make_orthogonal
 
 
@@ -27,3 +28,13 @@ def test_the_size_of_a_gradient_has_no_say_unless_it_is_only_rounding():
         update = torch.full((2, 3), size)
         make_orthogonal([update])
         torch.testing.assert_close(update, torch.full((2, 3), share / 2**0.5), atol=1e-3, rtol=0)
+
+
+def test_a_few_matrices_at_a_time_are_changed_alike(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    gradient = [torch.randn(5, 3, generator=generator) for _ in range(5)]
+    together, in_turn = ([part.clone() for part in gradient] for _ in range(2))
+    make_orthogonal(together)
+    monkeypatch.setattr(muon, "TOGETHER", 2 * 15)
+    make_orthogonal(in_turn)
+    torch.testing.assert_close(in_turn, together)

@@ -28,6 +28,7 @@ from trainer.run_folder.reader import RunFiles, read_run, seconds_of
 
 BETWEEN = 8  # how often the input and output of a linear layer are moved, by it and around it; fitted with `CPU`
 STATES = 28  # bytes moved by an optimizer step for each trained parameter: fp32 weight, moments, gradient
+DECOMPOSITION = 4.5e-10  # seconds of a core for the third power of a matrix's rows, with `optim.name=muon`
 PCIE = 10e9  # bytes per second between an offloaded optimizer and its card
 WARM = 1  # the first steps of a measured run, which are ignored
 LONG = 8.0  # hours above which a run suggests a shorter one
@@ -112,9 +113,18 @@ class Duration:
         trained = cost.layers * layers + cost.head * (2 if lora else 4) + adapters
         gradients = algorithm.epochs * (2 if algorithm.gradreg.strength else 1)
         moved = STATES * self.planner.shard / (PCIE if self.planner.offloads else self.speed.bandwidth)
-        states = algorithm.epochs * algorithm.minibatches * moved
+        states = algorithm.epochs * algorithm.minibatches * (moved + self._decompositions)
         gradient = trained / self.speed.flops + cost.overhead * layers
         return self.ratio.update * (self.passes * self.of_pass + self.of_teacher + gradients * gradient + states)
+
+    @property
+    def _decompositions(self) -> float:
+        """Seconds in which the CPU makes an update orthogonal. The matrices of an adapter are small."""
+        if self.planner.config.optim.name != "muon" or self.planner.config.lora.enabled:
+            return 0.0
+        shape = self.planner.shape
+        cubes = shape.total(lambda block: sum(min(part.inputs, part.outputs) ** 3 for part in block.linears))
+        return DECOMPOSITION * (cubes + shape.hidden**3)
 
     @property
     def passes(self) -> float:

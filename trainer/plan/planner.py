@@ -509,9 +509,9 @@ class Planner:
 
     @property
     def _gradients(self) -> float:
-        """Bytes of the gradients. Muon adds those of micro-batches in fp32, and copies all matrices of one shape."""
-        copies = 1 if self.config.lora.enabled else 3
-        return self.trained * (self.item + FLOAT * copies * (self.config.optim.name == "muon"))
+        """Bytes of the gradients. Muon adds those of micro-batches in fp32, and two copies of a matrix."""
+        copied = 0 if self.config.lora.enabled else 2 * self.shape.embedding  # the largest matrix
+        return self.trained * self.item + FLOAT * (self.trained + copied) * (self.config.optim.name == "muon")
 
     @property
     def _learning(self) -> tuple[str, ...]:

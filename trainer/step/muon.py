@@ -1,8 +1,9 @@
 """step: orthogonal updates, as in Muon (https://kellerjordan.github.io/posts/muon), without its momentum.
 
-Each factor of an adapter changes along its gradient G with singular values that are nearly alike: (G G' + d)^(-1/2) G.
-So directions that few answers have shown count as much as those that all of them share. The matrices have few rows or
-columns, so this is computed exactly. `d` keeps small what is only rounding, in a direction or in all of them.
+Each trained matrix changes along its gradient G with singular values that are nearly alike: (G G' + d)^(-1/2) G. So
+directions that few answers have shown count as much as those that all of them share. The factors of an adapter have few
+rows or columns, so this is computed exactly; for a whole model it takes long. `d` keeps small what is only rounding, in
+a direction or in all of them.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 
 DAMPING = 0.03  # singular values below this share of the largest one stay smaller
 EPS = 1e-8  # and so does a gradient whose values are smaller than this, as with Adam
+TOGETHER = 2**24  # values of all matrices of one shape that are computed at once, for the sake of memory
 
 
 def make_orthogonal(gradient: Sequence[Tensor]) -> None:
@@ -20,10 +22,12 @@ def make_orthogonal(gradient: Sequence[Tensor]) -> None:
     alike: dict[torch.Size, list[Tensor]] = {}
     for part in gradient:
         alike.setdefault(part.shape, []).append(part)
-    for shape, parts in alike.items():  # matrices of one shape are computed together
-        stacked = torch.stack(parts).reshape(len(parts), -1, shape[-1])
-        for part, changed in zip(parts, _orthogonal(stacked), strict=True):
-            part.copy_(changed.reshape(shape))
+    for shape, parts in alike.items():
+        most = max(1, TOGETHER // shape.numel())
+        for some in (parts[first : first + most] for first in range(0, len(parts), most)):
+            stacked = torch.stack(some).reshape(len(some), -1, shape[-1])
+            for part, changed in zip(some, _orthogonal(stacked), strict=True):
+                part.copy_(changed.reshape(shape))
 
 
 def _orthogonal(stacked: Tensor) -> Tensor:
