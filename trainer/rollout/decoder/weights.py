@@ -78,7 +78,9 @@ class Projection:
         """True if a copy has oneDNN's layout."""
         weight = self.bases[0].weight
         is_large = weight.dtype == torch.float32 and self.bytes >= 4 * LARGE
-        return weight.device.type == "cpu" and (is_large or self._is_bf16) and torch.backends.mkldnn.is_available()
+        if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+            return False
+        return is_large or (self._is_bf16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())  # AVX2 alone is too little
 
     def allocate_copy(self) -> None:
         self._copy_OH = torch.cat([base.weight for base in self.bases])
