@@ -33,11 +33,8 @@ FROM_HERE_ON = {
     "eval.samples": "the base is evaluated again",
     "rollout.turns.seconds": "environments and agents have more or less time",
     "optim.tokens_per_micro_batch": "sums are rounded in another way",
-    "reward.judge.timeout_s": BUDGET,
-    "reward.judge.retries": BUDGET,
-    "reward.judge.max_requests": BUDGET,
-    "reward.judge.max_tokens": BUDGET,
 } | {f"rollout.vllm.{key}": SERVER for key in Vllm.model_fields}
+FROM_HERE_ON |= {f"reward.judge.{key}": BUDGET for key in ("timeout_s", "retries", "max_requests", "max_tokens")}
 FROM_HERE_ON |= {own: FROM_HERE_ON[key] for key, own in OF_A_WARMUP.items() if key in FROM_HERE_ON}
 NO_EFFECT = {f"run.{key}" for key in ("dir", "save_every", "save_minutes", "keep", "threads", "merge", "track")}
 NO_EFFECT |= {"run.strict_health", "run.strict_verdict", "engine.timeout_s", "engine.connect_s", "reward.timeout"}
