@@ -91,12 +91,8 @@ class Case:
     def settings(self, folder: Path) -> list[str]:
         card = torch.cuda.is_available()
         dtype, threads = ("bf16", "null") if card else ("fp32", "1")  # bf16 takes a CPU minutes; TRL has one thread
-        fixed = [
-            f"model.dtype={dtype}",
-            "model.gradient_checkpointing=true",
-            "lora.targets=all",
-            "prompt.style=few_shot",
-        ]
+        fixed = [f"model.dtype={dtype}", "model.gradient_checkpointing=true"]
+        fixed += ["lora.targets=all", "prompt.style=few_shot"]
         fixed += ["rollout.problems=4", "rollout.group_size=8", "rollout.rows=32", "optim.tokens_per_micro_batch=4096"]
         fixed += ["engine.ds_config=zero2_offload", f"run.threads={threads}", f"model.name={folder}"]
         return [*fixed, f"model.quantize={self.quantize}", f"rollout.max_new_tokens={self.completion}"]

@@ -52,26 +52,15 @@ def main() -> None:
 
 
 def soak(folder: Path, steps: int, settings: list[str]) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "train.py",
-        "--preset",
-        "nano",
-        *FEW,
-        *settings,
-        f"run.steps={steps}",
-        f"run.dir={folder}",
-    ]
+    command = [sys.executable, "train.py", "--preset", "nano", *FEW, *settings]
+    command += [f"run.steps={steps}", f"run.dir={folder}"]
     said = folder.with_suffix(".txt")
     with said.open("w") as out, subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT) as run:
         seen = list(_looks(psutil.Process(run.pid), run, folder / "metrics.jsonl"))
     assert run.returncode == 0, said.read_text()
-    return {name: _quarters(seen, name, steps) for name in ("memory_mb", "files", "threads")} | {
-        "cpu_ms_per_step": {
-            "second_quarter": _cpu(seen, steps // 4, steps // 2),
-            "last_quarter": _cpu(seen, 3 * steps // 4, steps - 1),
-        }
-    }
+    found = {name: _quarters(seen, name, steps) for name in ("memory_mb", "files", "threads")}
+    second, last = _cpu(seen, steps // 4, steps // 2), _cpu(seen, 3 * steps // 4, steps - 1)
+    return found | {"cpu_ms_per_step": {"second_quarter": second, "last_quarter": last}}
 
 
 def _looks(process: psutil.Process, run: subprocess.Popen[bytes], log: Path) -> Iterator[dict[str, float]]:

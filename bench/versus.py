@@ -85,14 +85,8 @@ def adapted_layers(folder: Path) -> int:
 def settings(steps: int, seed: int, folder: Path, *more: str) -> Any:
     from trainer.config.resolve import resolve
 
-    fixed = [
-        "model.dtype=fp32",
-        f"run.steps={steps}",
-        f"run.seed={seed}",
-        f"run.dir={folder}",
-        "run.merge=false",
-        "run.threads=1",
-    ]
+    fixed = ["model.dtype=fp32", "run.merge=false", "run.threads=1"]
+    fixed += [f"run.steps={steps}", f"run.seed={seed}", f"run.dir={folder}"]
     return resolve("nano", None, [*fixed, "eval.problems=0", "run.save_every=100000", *more])
 
 
