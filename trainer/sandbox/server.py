@@ -37,10 +37,9 @@ class Child:
     timed_out: bool = False
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):  # its process group does not exist yet, or no longer exists
-            os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # its process group does not exist yet, or no longer exists
+            with suppress(ProcessLookupError):
+                kill(self.pid, signal.SIGKILL)
 
 
 def main(descriptor: str, settings: str) -> NoReturn:
@@ -121,7 +120,6 @@ class ProgramServer:
 
     def _become(self, parent: int, order: dict[str, Any], files: list[int]) -> NoReturn:
         """Become the process of a program, in a new session, with these files and no others."""
-        status = 1
         with suppress(BaseException):
             os.setsid()
             die_with_parent(parent)
@@ -134,7 +132,7 @@ class ProgramServer:
                 assert self.command is not None
                 _start(self.command)
             run_program.run(order["kind"], order["name"], order["first"])
-        os._exit(status)
+        os._exit(1)
 
 
 def _arrange(kind: str, files: list[int]) -> int:
