@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import FrameType
 
 SECOND_SIGNAL_S = 2.0  # until the second signal, after which vLLM no longer waits for open connections
 GRACE_S = 20.0  # time to end before it is killed
@@ -21,12 +20,8 @@ POLL_S = 0.3
 def main() -> int:
     trainer, command = int(sys.argv[1]), sys.argv[2:]
     signals: list[int] = []
-
-    def end(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, lambda number, _: signals.append(number))
     # Slurm sends this signal to the trainer before the time limit. The server inherits that it is ignored.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     server = subprocess.Popen(command, start_new_session=True)
