@@ -30,12 +30,7 @@ class NoReply(Exception):
 
 
 def exchange(
-    url: str,
-    body: Mapping[str, Any] | None,
-    timeout_s: float,
-    largest: int,
-    headers: Mapping[str, str] | None = None,
-    direct: bool = False,
+    url: str, body: Mapping[str, Any] | None, timeout_s: float, largest: int, key: str = "", direct: bool = False
 ) -> bytes:
     """Return the reply to a POST of `body` as JSON, or to a GET if there is no body. Raise NoReply if anything fails.
 
@@ -46,7 +41,7 @@ def exchange(
     import httpx2
 
     sent = {"Content-Type": "application/json", "User-Agent": "octet-grpo", "Accept-Encoding": "identity"}
-    sent |= headers or {}
+    sent |= {"Authorization": f"Bearer {key}"} if key else {}
     content = None if body is None else json.dumps(body).encode()
     reply, refused = bytearray(), list[httpx2.Response]()
 

@@ -171,9 +171,8 @@ class Judge(Grader):
 
     def _reply(self, body: Mapping[str, Any], meter: Meter) -> str:
         meter.add("judge/requests", 1)
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            reply = json.loads(exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, headers))
+            reply = json.loads(exchange(self.url, body, self.settings.timeout_s, LARGEST_REPLY, self._key))
             tokens = usage.get("total_tokens") if isinstance(usage := reply.get("usage"), dict) else None
             text = reply["choices"][0]["message"]["content"]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -144,9 +144,8 @@ class Server:
         self._send("/reset_prefix_cache", {})
 
     def _send(self, path: str, body: Mapping[str, Any] | None, timeout_s: float = TIMEOUT_S) -> bytes:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         try:
-            return exchange(f"{self.url}{path}", body, timeout_s, LARGEST_REPLY, headers, direct=True)
+            return exchange(f"{self.url}{path}", body, timeout_s, LARGEST_REPLY, self._key, direct=True)
         except NoReply as failure:
             if self.process is not None:
                 self.process.check()
