@@ -40,8 +40,7 @@ class MathTask(DataTask):
     r"""Competition problems; the last \boxed{} of a solution is the answer. MATH-500 is held out."""
 
     name = "math"
-    prompt_style = "boxed"
-    answer_style = "boxed"
+    prompt_style = answer_style = "boxed"
     symbolic = True
     published: ClassVar = {
         "train": HubSet("DigitalLearningGmbH/MATH-lighteval", "default", "train"),
@@ -74,8 +73,7 @@ class MultipleChoiceTask(DataTask):
     """One right choice and some wrong ones; by default GPQA's main set to train on, with its diamond set held out."""
 
     name = "multiple_choice"
-    prompt_style = "letter"
-    answer_style = "letter"
+    prompt_style = answer_style = "letter"
     published: ClassVar = {
         "train": HubSet("Idavidrein/gpqa", "gpqa_main", "train"),
         "test": HubSet("Idavidrein/gpqa", "gpqa_diamond", "train"),

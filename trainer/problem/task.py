@@ -72,8 +72,7 @@ class Task(ABC):
 class DataTask(Task):
     """A task on a data set. A subclass turns a record into a problem and names where the data set is published."""
 
-    prompt_style = "gsm8k"
-    answer_style = "gsm8k"
+    prompt_style = answer_style = "gsm8k"
     published: ClassVar[Mapping[str, HubSet]] = {}
 
     def __init__(self, settings: TaskSettings) -> None:
