@@ -319,8 +319,6 @@ def _sandbox() -> Sandbox:
 
 CALCULATOR = Tool("calculator", "evaluates an arithmetic expression.", "expression", "12 * (3 + 4)", calculated)
 PYTHON = Tool("python", "runs a Python program and returns what it prints.", "code", "print(12 * (3 + 4))", ran)
-
-
 BUILT_IN = {tool.name: tool for tool in (CALCULATOR, PYTHON)}
 
 
