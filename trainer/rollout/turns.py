@@ -10,7 +10,7 @@ take longer than the calculation.
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
@@ -145,7 +145,11 @@ class TurnTaking:
         seconds = threading.TIMEOUT_MAX if self.environments.is_built_in else calls * self.limits.seconds
         dialogue.deadline = time.monotonic() + seconds
         reply = partial(self._reply, dialogue, turn.text)
-        dialogue.reply = at_once(reply) if self.environments.is_inline else threads.begin(reply)
+        if self.environments.is_inline:
+            dialogue.reply = Future()
+            dialogue.reply.set_result(reply())
+        else:
+            dialogue.reply = threads.begin(reply)
         return None
 
     def take_reply(self, dialogue: OpenAnswer) -> Completion | None:
@@ -234,12 +238,6 @@ class TurnTaking:
             return text
         kept: str = tokenizer.decode(tokens[:most])
         return f"{kept} [cut: {len(kept)} of {len(text)} characters]"
-
-
-def at_once(reply: Callable[[], Reply]) -> Future[Reply]:
-    replied: Future[Reply] = Future()
-    replied.set_result(reply())
-    return replied
 
 
 def without_special(stops: Stops, text: str) -> str:
