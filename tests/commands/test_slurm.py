@@ -79,7 +79,7 @@ def test_a_folder_with_a_space_is_one_word_and_the_script_can_be_read_by_whom_th
 
 def test_a_sweep_has_a_task_for_each_line_of_settings(site, tmp_path):
     grid = tmp_path / "my grid"
-    grid.write_text("# learning rates\nalgorithm.lr=1e-3\n\nalgorithm.lr=2e-3\n")
+    grid.write_text("\ufeff# learning rates\nalgorithm.lr=1e-3\n\nalgorithm.lr=2e-3\n")  # as Notepad writes it
     lines, body = made(tmp_path / "my run", nodes=1, gpus=1, grid=grid)
     assert "#SBATCH --array=1-2" in lines
     read = tmp_path / "my run/grid"

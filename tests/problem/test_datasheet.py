@@ -41,7 +41,7 @@ def sheet_of(**settings):
 
 @pytest.mark.parametrize(("kind", "golds"), [
     ("whole numbers", "18 1,234 -3 5.0"),
-    ("decimals", "3.5 -0.25 1.234,50"),
+    ("decimals", "3.5 -0.25 1.234,50 5e-05"),
     ("fractions", r"1/2 \frac{3}{4}"),
     ("numbers with units", "3.5|m $18 50% 18,50€"),
     ("decimal commas", "3,5 -12,75 3,5|m 0,1234"),

@@ -80,6 +80,14 @@ def test_a_task_of_ones_own_brings_its_environment(guessing, tokenizer):
         environments.step(environment, problem, "seven")
 
 
+def test_a_forgotten_return_of_environment_is_named(tmp_path):
+    (tmp_path / "guessing.py").write_text(GUESSING.replace("return Game()", "Game()"))
+    settings = TaskSettings(name=f"{tmp_path}/guessing.py:build")
+    task = make_task(settings)
+    with refuses("task.name", DataError, names="environment() returned None for guessing/train/0"):
+        environments_of(task, settings).begin(task.train()[0])
+
+
 def only(game, **options):
     return Environments("task.name=mine.py:build", Path("mine.py"), lambda problem: game, **options)
 

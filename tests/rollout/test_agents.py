@@ -21,7 +21,7 @@ from tests.rollout.agents import REQUESTS, user
 from tests.rollout.test_decoder import adapted, answers_in, family, sampling
 from trainer.batch.pack import Packer, idle_row, minibatches, rows_of
 from trainer.config.resolve import resolve
-from trainer.errors import DataError
+from trainer.errors import DataError, TrainingError
 from trainer.problem.prompts import Prompter
 from trainer.problem.word_problems import NanoTask
 from trainer.ranks import distributed
@@ -252,6 +252,13 @@ def test_an_agent_may_never_call(tokenizer):
     assert (answer.tokens, answer.text, answer.segments) == ((), "", ())
 
 
+def test_a_run_ends_if_no_agent_has_ever_called(tokenizer, monkeypatch):
+    monkeypatch.setattr("trainer.rollout.agents.sampler.MOST_SILENT", 9)
+    with refuses("task.agent", TrainingError, names="the first 9 agents have ended without a call to the model"):
+        sample(DecodeSampler, "silent", tokenizer, count=3)
+    sample(DecodeSampler, "silent", tokenizer, count=2)
+
+
 def test_a_reward_needs_a_weight(tokenizer):
     with refuses("task.agent", DataError):
         sample(DecodeSampler, "worth", tokenizer)
@@ -418,11 +425,13 @@ def test_the_process_of_agents_ends_with_the_run_although_this_one_goes_on(tmp_p
 
 @pytest.mark.parametrize(("run", "named"), [
     ("no-such-program: --fast", "no-such-program"), ("raises.py:run", "broken"), ("lacks.py:run", "run"),
+    ("takes_two.py:run", "missing a required argument: 'other'"),
 ])  # fmt: skip
 def test_an_agent_that_cannot_be_used_is_refused_at_the_start(run, named, tmp_path, tokenizer, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("raises.py").write_text("raise ValueError('broken')")
     Path("lacks.py").write_text("other = 1")
+    Path("takes_two.py").write_text("def run(problem, other): ...")
     with refuses("task.agent", names=named):
         answer_of(run, tokenizer)
 

@@ -257,7 +257,7 @@ def test_lines_of_a_grid_are_counted_as_octet_slurm_does(job, tmp_path):
         "\talgorithm.lr=2e-3 'prompt.system=a\f\u2028b'",
         r"""prompt.system='a "b" \n' run.seed=3 task.gym="{x: \\d}\"""",
     ]
-    (tmp_path / "grid").write_text("\t# rates\n \t\n\r\n{}\r\n  # more\n{}\n{}\n{}'\n".format(*grid, grid[0]))
+    (tmp_path / "grid").write_text("\ufeff\t# rates\n \t\n\r\n{}\r\n  # more\n{}\n{}\n{}'\n".format(*grid, grid[0]))
     lines = slurm._lines(tmp_path / "grid")
     assert lines[:3] == grid
     for number, line in enumerate(lines, start=1):

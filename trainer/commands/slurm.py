@@ -228,6 +228,8 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
         if not value.isprintable():  # text after a line break would be a command of the script
             where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")
             raise ConfigError(f"{where}={value!r}", "it contains a control character", "Write it without")
+    if request.time and not re.fullmatch(r"\d+(:\d+){,2}|\d+-\d+(:\d+){,2}", request.time):
+        raise ConfigError(f"--time={request.time}", "sbatch does not know this form", "Write HH:MM:SS or DAYS-HH:MM:SS")
     return options
 
 
@@ -258,7 +260,7 @@ def _without_options() -> dict[str, str]:
 def _lines(grid: Path) -> list[str]:
     """Return the lines of a grid that are neither empty nor comments."""
     try:
-        text = grid.read_text(encoding="utf-8")
+        text = grid.read_text(encoding="utf-8-sig")
         if lines := [line for line in text.split("\n") if line.strip() and not line.lstrip().startswith("#")]:
             return lines
         reason = "it has no line of settings"

@@ -83,10 +83,12 @@ class StudyFile(Section):
                 nearest = did_you_mean(name, [*CONTROLS])
                 raise ValueError(f"controls: there is no control {name}.{nearest} Known: {', '.join(CONTROLS)}")
         if taken := {BASE, *CONTROLS} & {*self.arms}:
-            raise ValueError(f"arms: {min(taken)!r} cannot name an arm, because it is a control. Write another name")
+            what = "the untrained base" if BASE in taken else "a control"
+            name = BASE if BASE in taken else min(taken)
+            raise ValueError(f"arms: {name!r} cannot name an arm, because it is {what}. Write another name")
         if odd := [name for name in self.arms if not re.fullmatch("[A-Za-z0-9_-]+", name)]:
             reason = f"arms: {odd[0]!r} cannot name an arm, because folders have its name"
-            raise ValueError(f"{reason}. Write letters, digits, - and _")
+            raise ValueError(f"{reason}. Write letters (a to z), digits, - and _")
         return self
 
 

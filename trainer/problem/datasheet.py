@@ -36,7 +36,7 @@ _KINDS = {
     "choices": r"\(?[A-J][).]?|yes|no|true|false|ja|nein",
 }
 _PATTERNS = {kind: re.compile(pattern, re.IGNORECASE | re.DOTALL) for kind, pattern in _KINDS.items()}
-_UNIT = re.compile(r"[^\W\d_]|[%°$€£¥]")
+_UNIT = re.compile(r"(?!(?<=\d)e[-+]?\d+$)[^\W\d_]|[%°$€£¥]", re.IGNORECASE)  # an exponent is none
 _FOLDER = re.compile(r"(?<!\S)\S*/(?=[^/\s]+[:\[]\d)")
 
 

@@ -36,6 +36,7 @@ class Environments:
     make: Callable[[Problem], Environment | None]  # returns None for a problem that is answered in one turn
     seconds: float = SECONDS  # time limit of environment() and reset() while prompts are made
     may_ask: bool = False  # reset() may ask something other than the question of the problem
+    is_of_all: bool = False  # no problem is answered in one turn
     role: str = "user"  # role of the replies in the chat template
     is_built_in: bool = False  # these are tools, each of which has a time limit and needs no more containment
     is_inline: bool = False  # a reply continues the model's own turn
@@ -63,6 +64,9 @@ class Environments:
     def begin(self, problem: Problem) -> tuple[Environment | None, str | None]:
         """Return an environment after its reset(), and what it asks."""
         environment = self._call("environment", problem, lambda: self.make(problem))
+        if environment is None and self.is_of_all:
+            reason = f"environment() returned None for {problem.id}"
+            raise DataError(self.setting, reason, "Return an object that has step()")
         asked = None if environment is None else self._call("reset", problem, lambda: environment.reset(problem))
         if asked is None:
             return environment, None
@@ -111,7 +115,7 @@ def environments_of(
     setting = parts[0].settings.name
     named, path = f"task.name={setting}" if parts[0] is task else "task.mix", user_code.find("task.name", setting)
     if not (functions := next((part.functions for part in parts if part.functions), None)):
-        return Environments(named, path, make, seconds, may_ask=True)
+        return Environments(named, path, make, seconds, may_ask=True, is_of_all=len(parts) == len(task.parts))
     if parts[0] is not task:
         reason = "a part of the mixture has TRL's tools, which all prompts would show"
         raise ConfigError(named, reason, "Train it alone")

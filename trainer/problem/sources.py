@@ -43,12 +43,12 @@ class Record:
     header: str = ""  # the place of the column names, if it is not that of the record
     note: str = ""  # a remark about the file
 
-    def text(self, column: str, setting: str) -> str:
+    def text(self, column: str, setting: str, expected: str = "text") -> str:
         """Return the text of a column, which must not be empty. `setting` is the setting that names the column."""
         value = self._value(column, setting)
         if not isinstance(value, str):
             remedy = NESTED if isinstance(value, Mapping) else ""
-            raise DataError(self.where, f"`{column}` is {_kind(value)}; expected text", remedy)
+            raise DataError(self.where, f"`{column}` is {_kind(value)}; expected {expected}", remedy)
         if not value.strip():
             raise DataError(self.where, f"`{column}` is empty; expected text")
         if not is_unicode(value):
@@ -61,7 +61,7 @@ class Record:
         is_number = isinstance(value, Real | Decimal) and not isinstance(value, bool)
         if is_number and (isinstance(value, int) or isfinite(value)):
             return str(value)
-        return self.text(column, setting)
+        return self.text(column, setting, "text or a number")
 
     def others(self, used: str) -> dict[str, Any]:
         return {column: value for column, value in self.values.items() if column != used}
@@ -91,7 +91,8 @@ class Record:
 
 
 def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}: {str(value)[:40]}"
+    text = str(value)
+    return f"a {type(value).__name__}: {text[:40]}{'...' * (len(text) > 40)}"
 
 
 def is_unicode(text: str) -> bool:
@@ -189,8 +190,14 @@ def _jsonl(path: Path) -> Iterator[Record]:
 
 def _json(path: Path) -> Iterator[Record]:
     """Read a list of objects, or, if the file does not begin with `[`, an object from each line."""
-    text = path.read_bytes()
-    if not text.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+    text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if not text.lstrip().startswith(b"["):
+        columns: list[Any] = []
+        with suppress(ValueError, RecursionError):  # of several objects, which are not one value of JSON
+            columns = [*json.loads(text).values()]
+        if columns and all(isinstance(column, dict | list) for column in columns):
+            remedy = "Write a list of them, in pandas with to_json(orient='records')"
+            raise DataError(path, "it is one object, not a list of records", remedy)
         yield from _jsonl(path)
         return
     try:
@@ -274,7 +281,8 @@ def _csv(path: Path) -> Iterator[Record]:
             elif [value.strip() for value in row] == header:
                 yield Record(where, flaw="it names the columns again")
             elif row and len(row) != len(header):
-                yield Record(where, flaw=f"it has {len(row)} values, and the first line names {len(header)} columns")
+                count = f"{len(row)} value{'s' * (len(row) != 1)}"
+                yield Record(where, flaw=f"it has {count}, and the first line names {len(header)} columns")
             elif row:
                 yield Record(where, dict(zip(header, row)), "" if is_unicode(text) else "not UTF-8", header_at, note)
 

@@ -39,7 +39,12 @@ def agent_of(setting: str) -> Callable[[Any], Any]:
     path, _, name = setting.rpartition(":")
     if path.endswith(".py") and name.isidentifier():
         sys.path.insert(0, str(user_code.find("task.agent", setting).parent))  # its neighbours come before packages
-        return user_code.load("task.agent", setting, run=_imported)
+        agent = user_code.load("task.agent", setting, run=_imported)
+        try:
+            inspect.signature(agent).bind("a problem")
+        except TypeError as error:
+            raise ConfigError(f"task.agent={setting}", f"it cannot be called with a problem: {error}") from None
+        return agent
     command = shlex.split(setting)
     if not shutil.which(command[0]):
         raise ConfigError(f"task.agent={setting}", f"there is no program {command[0]}, and no FILE.py:FUNCTION")

@@ -38,6 +38,7 @@ PATIENCE_S = 0.2  # how long to wait for the next calls of agents, so that rows 
 SLOW_S, SLOW_TIMES = 0.03, 8  # after this many waits of this length, the scheduler no longer waits for agents
 FIRST_CALL_S = 2.0  # how long to wait for the first call of an agent that has just started
 ALIKE = ("prompt.problem.id", "prompt.repeat", "prompt.most", "prompt.stop")  # alike in all calls of one prompt
+MOST_SILENT = 16  # if so many agents end before any has called the model, the agent itself is wrong
 WATCH_S = 0.5  # interval of the checks for agents that take too long
 
 
@@ -50,6 +51,7 @@ class Agents:
         self.inbox: queue.SimpleQueue[Call | Mapping[str, Any]] = queue.SimpleQueue()
         self.at_work: dict[str, Conversation] = {}  # by the API key of the agent
         self._said: set[str] = set()
+        self._silent, self._has_called = 0, False  # agents that have ended without a call to the model
         self._endpoint = Endpoint(self.at_work.get, self.inbox.put, self._say_once)
         # in its own session, because Ctrl-C must not reach it
         command = in_a_process(start=f"from trainer.rollout.agents.runner import serve; serve({setting!r})")
@@ -88,6 +90,11 @@ class Agents:
             self._say_once(f"an agent failed, so its answer is empty: {visible(error)[:200]}", error.partition(":")[0])
         elif not conversation.calls:
             self._say_once("an agent has ended without a call to the model, so its answer trains nothing", "no call")
+        self._silent, self._has_called = self._silent + 1, self._has_called or bool(conversation.calls)
+        if self._silent >= MOST_SILENT and not self._has_called:
+            failed = f", the last of them with {visible(error)[:200]}" if error else ""
+            reason = f"the first {MOST_SILENT} agents have ended without a call to the model{failed}"
+            raise TrainingError(f"task.agent={self.setting}", reason, "Correct the agent: docs/agents.md")
         if conversation.is_rewritten:
             text = "a call does not continue an earlier one, so its answer is trained on in several parts"
             self._say_once(text, "rewritten")
