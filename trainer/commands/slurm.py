@@ -228,7 +228,7 @@ def _options(folder: Path, request: JobRequest) -> dict[str, str]:
         if not value.isprintable():  # text after a line break would be a command of the script
             where = {"chdir": "the working folder", "output": "run.dir", "job-name": "run.dir"}.get(name, f"--{name}")
             raise ConfigError(f"{where}={value!r}", "it contains a control character", "Write it without")
-    if request.time and not re.fullmatch(r"\d+(:\d+){,2}|\d+-\d+(:\d+){,2}", request.time):
+    if request.time and not re.fullmatch(r"(\d+-)?\d+(:\d+){,2}|unlimited|infinite", request.time.lower()):
         raise ConfigError(f"--time={request.time}", "sbatch does not know this form", "Write HH:MM:SS or DAYS-HH:MM:SS")
     return options
 

@@ -193,8 +193,8 @@ def _json(path: Path) -> Iterator[Record]:
     text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     if not text.lstrip().startswith(b"["):
         columns: list[Any] = []
-        with suppress(ValueError, RecursionError):  # of several objects, which are not one value of JSON
-            columns = [*json.loads(text).values()]
+        with suppress(ValueError, RecursionError):
+            columns = [*json.loads(text).values()] if b"\n{" not in text else []  # else it has several objects
         if columns and all(isinstance(column, dict | list) for column in columns):
             remedy = "Write a list of them, in pandas with to_json(orient='records')"
             raise DataError(path, "it is one object, not a list of records", remedy)
