@@ -42,7 +42,7 @@ def flat(result: dict) -> torch.Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_train_what_one_does(results, case):
     one, two = (flat(results[world][case]) for world in (1, 2))
-    assert (one - two).abs().max() <= 1e-6
+    assert (one - two).abs().max() <= 3e-6
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_two_ranks_train_what_one_does(results, case):
 )
 def test_every_engine_trains_the_same(results, case):
     same = results[1]["zero2" + case.removeprefix(case.partition(" ")[0])]
-    assert (flat(same) - flat(results[1][case])).abs().max() <= 1e-6
+    assert (flat(same) - flat(results[1][case])).abs().max() <= 3e-6
 
 
 def test_the_rank_with_the_most_memory_is_logged(results):

@@ -120,7 +120,7 @@ def test_two_ranks_learn_what_one_does(job, tmp_path):
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-3)
     ours, theirs = (load_file(folder / ADAPTER) for folder in (job[0] / "warmup", tmp_path / "it"))
     for name, value in ours.items():
-        torch.testing.assert_close(theirs[name], value, atol=5e-4, rtol=0)
+        torch.testing.assert_close(theirs[name], value, atol=1e-3, rtol=0)  # a tenth of a step
 
 
 @pytest.mark.slow
